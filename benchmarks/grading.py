@@ -54,7 +54,7 @@ def grader(which: str) -> Callable[[str, str], bool]:
         logging.getLogger().setLevel(logging.CRITICAL)
         return lambda reply, gold: bool(boxed_reward_fn(reply, gold, fast=False)[1] > 0)
     from gem.grading.formats import BOXED
-    from gem.grading.math import grade
+    from gem_math.grading import grade
 
     return lambda reply, gold: grade(BOXED.extract(reply), gold).correct
 
@@ -90,7 +90,7 @@ def rounds(interpreters: dict[str, str], n: int, seconds: float) -> dict[str, di
 
 def stalls() -> None:
     """Print how long ours takes for answers that stall the original."""
-    from gem.grading.math import grade
+    from gem_math.grading import grade
 
     gold = "\\int_0^1 x\\,dx"
     grade("1/2", gold, timeout_s=60)

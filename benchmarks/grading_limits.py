@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gem.errors import MissingExtraError
 from gem.grading import compare, notation, tree
 from gem.grading.formats import FORMATS
-from gem.grading.math import grade
+from gem_math.grading import grade
 
 GOLDS = ["5", "x+1", "\\{1,2\\}", "[0,1)", "50\\%", "\\sqrt{2}", "(1,2)", "y=2x+1", "1,2,3,4,5,6"]
 SIZES = [2_000, 4_000, 10_000]

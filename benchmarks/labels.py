@@ -2,7 +2,7 @@
 
 python benchmarks/labels.py [CLONE...] [--disagreements FILE]
 
-Without clones: the pairs of tests/core/data/math_graders.jsonl, all of them and those whose label
+Without clones: the pairs of tests/math/data/math_graders.jsonl, all of them and those whose label
 contradicts no rule of docs/math-answers.md.
 
 Each CLONE is a clone (with or without a work tree) of one of these repositories, whose tests or
@@ -15,7 +15,7 @@ outputs hold labelled pairs; nothing of them is kept:
 Ours is given what stands in the box, as an environment gives it, or the formula itself; a pair
 whose answer has to be found in prose is left out. Math-verify reads what its own tests give it:
 whole texts of Math-Verify and lighteval, which is its home advantage; elsewhere the answer between
-dollar signs. "without extra" is ours where math-verify is not installed. FN: labelled equal, ours
+dollar signs. "ours alone" does not ask math-verify. FN: labelled equal, ours
 says different; FP: the other way.
 """
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gem.grading.formats import BOXED
-from gem.grading.math import grade
+from gem_math.grading import grade
 
 
 class Pair(NamedTuple):
@@ -180,7 +180,7 @@ def pairs_of(clone: Path) -> list[Pair]:
     return found
 
 
-STORED = Path(__file__).parents[1] / "tests/core/data/math_graders.jsonl"
+STORED = Path(__file__).parents[1] / "tests/math/data/math_graders.jsonl"
 _ALGEBRA = ("Khan/KAS", "Doenet/math-expressions")
 GROUPS = ("graders of answers", "algebra systems", "without a rule")
 
@@ -307,7 +307,7 @@ def main() -> None:
         else:
             results.append(result)
             seen.setdefault((result.gold, result.prediction), result)
-    titles = "".join(f"{title:>15}" for title in ("ours", "without extra", "math-verify"))
+    titles = "".join(f"{title:>15}" for title in ("ours", "ours alone", "math-verify"))
     print(f"{'':22}{'pairs':>7}{'equal':>8}{titles}{'FN':>6}{'FP':>5}{'left out':>10}")
     for name in (*(name for name, _, _ in SOURCES), *GROUPS):
         those = [result for result in results if result.pair.source == name]

@@ -41,7 +41,7 @@ MODULES = (
     "gem.tools",
     "gem_sandbox",
     "gem.grading",
-    "gem.grading.math",
+    "gem_math.grading",
     "gem_sandbox.grading.code",
     "gem.grading.qa",
     "gem.grading.formats",

@@ -39,7 +39,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ids_of_others_are_checked_as_registered(ids: None) -> None:
-    gem.register("mine:D", "gem.envs.math:MathEnv", source="/nope.jsonl")
+    gem.register("mine:D", "gem_math.env:MathEnv", source="/nope.jsonl")
     report = check_one("mine:D", only=["contract"])
     assert not report.passed
     assert "/nope.jsonl" in result(report, "startup").detail
@@ -80,7 +80,7 @@ def test_parameters_that_are_given_are_not_replaced() -> None:
 
 def test_a_built_in_id_that_was_registered_anew_is_its_owners(ids: None) -> None:
     del gem.registry._registry["math:GSM8K"]
-    gem.register("math:GSM8K", "gem.envs.math:MathEnv", source="/nope.jsonl", sample="gsm8k")
+    gem.register("math:GSM8K", "gem_math.env:MathEnv", source="/nope.jsonl", sample="gsm8k")
     assert replacements("math:GSM8K") == []
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from gem.blame import CAUSES, boundary, cause_of, reached
 from gem.core import Env
-from gem.envs.math import MathEnv
 from gem.errors import ConfigurationError, UnreachableError
 from gem.executors.held import EnvFailedError, env_failure
 from gem.tools import Tool, ToolCall, ToolResult
 from gem.wrappers import wrap
+from gem_math.env import MathEnv
 from gem_sandbox import Executor, Limits, Result
 from gem_sandbox.grading.code import grade
 

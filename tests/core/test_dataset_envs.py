@@ -15,7 +15,6 @@ import pytest
 import gem
 from gem.envs.dataset_ids import DATASETS
 from gem.envs.datasets import DatasetEnv
-from gem.envs.math import MathEnv, MathVisualEnv
 from gem.envs.qa import QaEnv, RuleTaker
 from gem.errors import (
     ConfigurationError,
@@ -26,6 +25,7 @@ from gem.errors import (
 )
 from gem.grading.formats import BOXED, THINK_BOXED
 from gem.registry import spec
+from gem_math.env import MathEnv, MathVisualEnv
 from gem_sandbox.env import CodeEnv
 
 ROWS = [{"problem": f"Question {i}?", "answer": [f"a{i}", f"b{i}"]} for i in range(7)]

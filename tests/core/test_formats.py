@@ -20,7 +20,7 @@ from gem.grading.formats import (
     THINK_BOXED,
     AnswerFormat,
 )
-from gem.grading.math import grade
+from gem_math.grading import grade
 
 every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 MEGABYTE = 1_000_000

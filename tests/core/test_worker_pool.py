@@ -93,8 +93,19 @@ def test_a_process_that_dies_is_a_crash_of_that_call_only(pool: WorkerPool) -> N
 @posix
 def test_a_crash_has_the_exit_status_of_the_process(pool: WorkerPool) -> None:
     assert pool.call("__import__('os')._exit(3)", timeout_s=30).status == 3
-    assert pool.call(f"__import__('os').kill({PID}, 9)", timeout_s=30).status == -9
+    assert pool.call(f"__import__('os').kill({PID}, 11)", timeout_s=30).status == -11
     assert pool.call("1", timeout_s=30).status is None
+
+
+@posix
+def test_a_process_that_is_killed_decides_nothing(pool: WorkerPool, tmp_path: Path) -> None:
+    kill = f"__import__('os').kill({PID}, 9)"
+    with pytest.raises(UnreachableError, match="killed from outside, twice"):
+        pool.call(kill, timeout_s=30)
+    mark = tmp_path / "killed"
+    there, leave = f"__import__('os').path.exists({str(mark)!r})", f"open({str(mark)!r}, 'w')"
+    once = f"7 if {there} else ({leave}, {kill})"
+    assert pool.call(once, timeout_s=30) == Reply(7)
 
 
 @posix

@@ -47,12 +47,13 @@ BELOW: dict[str, set[str]] = {
     "gem_train": {"gem"},
     "gem_sandbox": {"gem"},
     "gem_check": {"gem"},
+    "gem_math": {"gem"},
     "gem_serve": {"gem"},
     "gem_tau": {"gem"},
     **{f"gem_{name}": {"gem", "gem_train"} for name in ("oat", "openrlhf", "rl2")},
     **{f"gem_{name}": {"gem", "gem_train"} for name in ("template", "tinker", "trl", "verl")},
     # The original's functions that grade programs, by their old names.
-    "gem_roll": {"gem", "gem_train", "gem_sandbox"},
+    "gem_roll": {"gem", "gem_math", "gem_train", "gem_sandbox"},
     "gem_bench": {"gem", "gem_train", "gem_cpu"},
     "gem_eval": {"gem", "gem_train", "gem_bench"},
 }

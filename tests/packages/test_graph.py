@@ -11,7 +11,7 @@ GUESS = "packages/gem-core/src/gem/envs/games/guess_the_number.py"
 @pytest.mark.parametrize(
     ("path", "runs", "spares"),
     [
-        (GUESS, "tests/core/test_games_guess_the_number.py", "tests/core/test_grading_math.py"),
+        (GUESS, "tests/core/test_games_guess_the_number.py", "tests/math/test_grading_math.py"),
         (GUESS, "tests/core/test_games.py", "tests/core/test_multi.py"),
         ("packages/gem-tau/src/gem_tau/retail.py", "tests/tau", "tests/serve"),
         # Imported by its name in a text alone.

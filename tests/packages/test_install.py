@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "gem-core", "gem-check", "gem-train", "gem-sandbox", "gem-serve", "gem-tau", "gem-bench",
-    "gem-eval", "gem-cpu",
+    "gem-core", "gem-check", "gem-math", "gem-train", "gem-sandbox", "gem-serve", "gem-tau",
+    "gem-bench", "gem-eval", "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-trl", "gem-roll",
 )  # fmt: skip
 # Packages come over a network.
@@ -153,6 +153,10 @@ BROUGHT = {
     "check": [
         "from gem.__main__ import main; raise SystemExit(main(['check', '--help']))",
         "from gem.__main__ import main; raise SystemExit(main(['info', 'game:Wordle-v0']))",
+    ],
+    "math": [
+        "import gem; gem.make('math:GSM8K', source='sample')",
+        "import gem; gem.make('eval:MATH500', source='sample')",
     ],
     "tau": ["import gem; gem.make('tau:Retail-v2')"],
     "serve": [

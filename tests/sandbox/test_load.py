@@ -21,12 +21,12 @@ from gem import admission
 from gem.blame import cause_of
 from gem.envs import reasoning_gym_worker as puzzles
 from gem.errors import BusyMachineError, UnreachableError
-from gem.grading import math as maths
 from gem.rollout import ChatFormat, play_batch
 from gem.tasks import Task
 from gem.tools import ToolCall
 from gem.workers import pool as workers
 from gem.workers.pool import Reply, WorkerPool
+from gem_math import grading as maths
 from gem_sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, base, running
 from gem_sandbox.env import CodeEnv
 from gem_sandbox.grading import code

@@ -12,6 +12,11 @@ Kind = Literal["environment", "tool", "executor", "command", "client"]
 
 EXTRAS: Mapping[Kind, Mapping[str, str]] = {
     "environment": {
+        "math:": "math",
+        **dict.fromkeys(
+            (f"eval:{name}" for name in ("MATH500", "AMC", "OlympiadBench", "Minerva", "AIME24")),
+            "math",
+        ),
         "code:": "python",
         "eval:CodeContest": "python",
         "tau:": "tau",

@@ -63,7 +63,7 @@ class Spec:
     """Wheels from which a package is extracted instead of installing them."""
 
 
-CORE = ("gem-core", "gem-check", "gem-train", "gem-sandbox", "gem-serve", "gem-tau")
+CORE = ("gem-core", "gem-check", "gem-math", "gem-train", "gem-sandbox", "gem-serve", "gem-tau")
 
 SPECS = {
     "core": Spec(CORE, ((3, 11),)),

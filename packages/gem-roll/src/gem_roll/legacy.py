@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from gem.core import Env
-from gem.grading import math, qa
+from gem.grading import qa
 from gem.grading.formats import ANSWER_TAG, BOXED, FENCED_CODE
+from gem_math import grading
 from gem_sandbox import Limits, resolve
 from gem_sandbox.grading import code
 from gem_train.imports import after_import
@@ -75,7 +76,7 @@ class MathEnv(DatasetEnv):
     @staticmethod
     def check_correct(model_answer: str, gt_answer: Any) -> bool:
         """Whether an extracted answer means the same as the right one, or one of several."""
-        return math.grade(model_answer, gt_answer).correct
+        return grading.grade(model_answer, gt_answer).correct
 
     def close(self) -> None:
         """End the process that grades, which ROLL's class starts."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-_MATH = "math:MathEnv"
 _QA = "qa:QaEnv"
 
 
@@ -13,13 +12,6 @@ def _hub(name: str, sample: str, **more: Any) -> dict[str, Any]:
 
 
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
-    "math:ASDiv2K": (_MATH, _hub("ASDIV-2k", "arithmetic")),
-    "math:GSM8K": (_MATH, _hub("GSM-8k", "gsm8k")),
-    "math:Math12K": (_MATH, _hub("MATH-12k", "math")),
-    "math:Math8K-3to5": (_MATH, _hub("MATH-lvl3to5-8k", "math")),
-    "math:Orz57K": (_MATH, _hub("ORZ-57k", "math")),
-    "math:DeepScaleR40K": (_MATH, _hub("DeepScaleR-40K", "math")),
-    "math:Geometry3K": ("math:MathVisualEnv", _hub("geometry3k", "geometry", split="train")),
     "qa:NaturalQuestions": (_QA, _hub("NaturalQuestions", "qa")),
     "qa:HotpotQA": (_QA, _hub("HotpotQA", "qa")),
     **{
@@ -28,16 +20,6 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
             _hub(f"RuleTaker-d{depth}-70k", f"ruletaker-d{depth}", split="train"),
         )
         for depth in (0, 1, 2, 3, 5)
-    },
-    **{
-        f"eval:{name}": (_MATH, _hub("math-eval", "math", split=split, eval=True))
-        for name, split in {
-            "MATH500": "math",
-            "AMC": "amc",
-            "OlympiadBench": "olympiad_bench",
-            "Minerva": "minerva",
-            "AIME24": "aime24",
-        }.items()
     },
     **{
         f"eval:{name}": (_QA, _hub("search-eval", "qa", split=split, eval=True))

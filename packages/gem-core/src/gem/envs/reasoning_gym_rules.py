@@ -20,7 +20,6 @@ from fractions import Fraction
 from typing import Any
 
 from gem.envs import reasoning_gym_logic as logic
-from gem.grading.vocabulary import words
 
 Entry = Mapping[str, Any]
 Rule = Callable[[str, Entry], str | None]
@@ -306,9 +305,10 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 _THINGS = re.compile(r"[^\w.-]*-?\d+(?:\.\d+)?[^\w,]*((?:[A-Za-z]+(?: [A-Za-z]+)?)?)[^\w]*")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _UNITS = frozenset({"cents", "dollars", "percent"})
-_NO_UNITS = words("""
-    a an and any are at false if is isn it less more most never no not or than that the to was wrong
-""")
+_NO_UNITS = {
+    *("a", "an", "and", "any", "are", "at", "false", "if", "is", "isn", "it", "less", "more"),
+    *("most", "never", "no", "not", "or", "than", "that", "the", "to", "was", "wrong"),
+}
 _DAYS = _all_of(r"-?\d+(?: +days?)?")
 _TIME = _all_of(r"\d+:\d+(?::\d+(?:\.\d+)?)?")
 _DAYS_AND_TIME = _all_of(r"-?\d+ days, *\d+:\d+(?::\d+(?:\.\d+)?)?")

@@ -1,9 +1,9 @@
 """Graders: functions that compare a policy's answer with the gold and return a `Verdict`.
 
-`gem.grading.math` and `gem.grading.qa` each have a function `grade`, and so has each grader of
-another package. No answer of a policy makes `grade` raise, and it returns in bounded time. It
-raises `DataError` for a gold that cannot be graded, and `MissingExtraError` if a package that it
-needs is not installed. Environments
+`gem.grading.qa` has a function `grade`, and so has each grader of another package, such as
+`gem_math.grading` and `gem_sandbox.grading.code`. No answer of a policy makes `grade` raise, and it
+returns in bounded time. It raises `DataError` for a gold that cannot be graded, and
+`MissingExtraError` if a package that it needs is not installed. Environments
 call graders; graders import no environment.
 """
 

@@ -38,6 +38,8 @@ WALL_TIMES = 20.0
 """Wall time after which a call is given up, in multiples of its CPU time."""
 LEAST_WALL_S = 60.0
 _LOOK_S = 0.05
+# How a process ends that is killed (SIGKILL).
+_KILLED = -9
 # How a process ends at its limit of CPU time.
 _OVER = -signal.SIGPROF if hasattr(signal, "SIGPROF") else None
 
@@ -112,7 +114,8 @@ class WorkerPool:
     def call(self, *args: Any, timeout_s: float) -> Reply:
         """Call the function in a worker.
 
-        A call that does not get enough CPU time runs again; with `by_cores` it runs alone then.
+        A call that does not get enough CPU time, or whose process somebody kills (SIGKILL, which
+        the pool sends at a limit only), runs again; with `by_cores` it runs alone then.
 
         Args:
             *args: Arguments; must be JSON.
@@ -123,7 +126,7 @@ class WorkerPool:
 
         Raises:
             BusyMachineError: The function got too little CPU time twice.
-            UnreachableError: No worker can be started.
+            UnreachableError: No worker can be started, or somebody killed its process twice.
         """
         request = json.dumps([timeout_s, args]).encode() + b"\n"
         with self._slots:
@@ -131,8 +134,13 @@ class WorkerPool:
                 core = admitted(alone=alone) if self._by_cores else contextlib.nullcontext()
                 with core:
                     reply = self._answer(request, timeout_s)
-                if reply is not None:
+                if reply is not None and reply.status != _KILLED:
                     return reply
+        if reply is not None:
+            raise UnreachableError(
+                f"the process of a call of {self.target} was killed from outside, twice: the "
+                "machine may be out of memory"
+            )
         raise BusyMachineError(
             f"a call of {self.target} got less than {timeout_s:g} s of CPU time within "
             f"{_wall_s(timeout_s):.0f} s, twice, and did not sleep: too much else runs on this "
@@ -157,8 +165,9 @@ class WorkerPool:
             return Reply(answer.get("value"), answer.get("error"))
         if expired == "busy":
             return None
-        late = expired == "timeout" or worker.status == _OVER
-        return Reply(None, "timeout" if late else "crash", worker.status)
+        if expired == "timeout" or worker.status == _OVER:
+            return Reply(None, "timeout", _OVER)
+        return Reply(None, "crash", None if worker.closed else worker.status)
 
     def close(self) -> None:
         """End all workers; a later call starts new ones. Safe to repeat."""
@@ -167,6 +176,7 @@ class WorkerPool:
             self._all.clear()
             self._idle.clear()
         for worker in workers:
+            worker.closed = True
             worker.end()
 
     def pids(self) -> list[int]:
@@ -243,6 +253,7 @@ class _Worker:
         self._target = target
         self._busy = False
         self.gone = False
+        self.closed = False
         self.status: int | None = None
         self.pid = self.process.pid
 

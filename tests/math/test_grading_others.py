@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gem.grading.math import grade
+from gem_math.grading import grade
 
 needs_math = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="needs the extra math"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from gem.core import ContentPart, Observation
 from gem.envs.datasets import DatasetEnv, DatasetOptions, Grade
 from gem.errors import DataError
-from gem.grading import math as grader
-from gem.grading.cleaning import clean
 from gem.grading.formats import BOXED
 from gem.parameters import extending, positive, text
 from gem.sources import Row, Source
+from gem_math import grading as grader
+from gem_math.cleaning import clean
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

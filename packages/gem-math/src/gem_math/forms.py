@@ -4,8 +4,8 @@
 answer may contain an operation that could be carried out only if the gold contains it too. These
 are notations, not operations: fractions, mixed numbers, decimals, scientific notation, irrational
 roots, multiples of π, e and i, sums of terms that cannot be combined, powers too large to be
-written in digits, and the forms of an expression with variables. `gem.grading.math` calls this
-after `gem.grading.compare` found two answers equal, and before it asks math-verify.
+written in digits, and the forms of an expression with variables. `gem_math.grading` calls this
+after `gem_math.compare` found two answers equal, and before it asks math-verify.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from gem.grading.notation import read
-from gem.grading.tree import (
+from gem_math.notation import read
+from gem_math.tree import (
     Node,
     TooComplexError,
     UnreadableError,
@@ -27,8 +27,8 @@ from gem.grading.tree import (
     symbols,
     unsigned,
 )
-from gem.grading.values import is_rounded, rational
-from gem.grading.vocabulary import INVERSES, words
+from gem_math.values import is_rounded, rational
+from gem_math.vocabulary import INVERSES, words
 
 # A power of at least this many bits (about 15 digits) is a notation, not an operation.
 _LARGE_BITS = 50
@@ -92,7 +92,7 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
 
     Args:
         answer: Tree of an answer that equals the gold, or its cleaned text (see
-            `gem.grading.cleaning`). A text that cannot be parsed is searched for operations.
+            `gem_math.cleaning`). A text that cannot be parsed is searched for operations.
         gold: Tree or cleaned text of the gold.
 
     Returns:

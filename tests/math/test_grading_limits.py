@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gem.grading import notation, values
 from gem.grading.formats import BOXED
-from gem.grading.math import grade
-from gem.grading.tree import MAX_WORK
+from gem_math import notation, values
+from gem_math.grading import grade
+from gem_math.tree import MAX_WORK
 
 GOLDS = ["5", "x+1", "\\{1,2\\}", "[0,1)", "\\sqrt{2}", "1,2,3,4,5,6", "y=2x+1",
          "x^2+C", "k\\pi, k\\in\\mathbb{Z}", "\\{1\\}\\cup\\{2\\}", "\\sqrt{k/m}"]  # fmt: skip

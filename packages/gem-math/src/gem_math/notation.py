@@ -1,4 +1,4 @@
-"""Parses cleaned mathematical answers, LaTeX or plain, into the trees of `gem.grading.tree`."""
+"""Parses cleaned mathematical answers, LaTeX or plain, into the trees of `gem_math.tree`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from gem.grading.cleaning import expanded
-from gem.grading.relations import conjunction, equal, inequality, name_of
-from gem.grading.tree import (
+from gem_math.cleaning import expanded
+from gem_math.relations import conjunction, equal, inequality, name_of
+from gem_math.tree import (
     FIXED,
     MAX_HEIGHT,
     Node,
@@ -18,7 +18,7 @@ from gem.grading.tree import (
     size,
     symbols,
 )
-from gem.grading.vocabulary import (
+from gem_math.vocabulary import (
     ALIASES,
     CONSTANTS,
     FUNCTIONS,
@@ -101,7 +101,7 @@ _FACTORS = {
 
 
 def read(cleaned: str) -> Node:
-    """Return the tree of an answer that `gem.grading.cleaning.clean` returned.
+    """Return the tree of an answer that `gem_math.cleaning.clean` returned.
 
     Raises:
         UnreadableError: The grammar does not cover the answer.

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gem.grading import notation
-from gem.grading.cleaning import clean
-from gem.grading.compare import same
-from gem.grading.math import grade
-from gem.grading.vocabulary import INVERSES
+from gem_math import notation
+from gem_math.cleaning import clean
+from gem_math.compare import same
+from gem_math.grading import grade
+from gem_math.vocabulary import INVERSES
 
 
 def equal(a: str, b: str) -> bool:

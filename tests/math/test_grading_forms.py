@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gem.grading import forms, notation
-from gem.grading.cleaning import clean
-from gem.grading.forms import unevaluated
-from gem.grading.math import grade
-from gem.grading.tree import Node, size
+from gem_math import forms, notation
+from gem_math.cleaning import clean
+from gem_math.forms import unevaluated
+from gem_math.grading import grade
+from gem_math.tree import Node, size
 
 
 def left(answer: str, gold: str) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gem.grading.tree import FIXED, Node, UnreadableError, Work, integer, unsigned
-from gem.grading.values import rational
+from gem_math.tree import FIXED, Node, UnreadableError, Work, integer, unsigned
+from gem_math.values import rational
 
 # Letters that stand for unknowns rather than for given numbers.
 _UNKNOWNS = frozenset("xyztuvw")

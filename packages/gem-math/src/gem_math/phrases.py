@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from gem.grading.vocabulary import changes_number, words
+from gem_math.vocabulary import changes_number, words
 
 _START = re.compile(
     r"\s*(?:\*\*|\\text|so\b|thus|hence|the|my\b|our|final|correct|required|ans|result|solution|val)",
@@ -63,7 +63,7 @@ def chosen(cleaned: str) -> str:
     """Return the letter of a choice that its text follows, such as `C. the third one`; '' if none.
 
     Args:
-        cleaned: A text that `gem.grading.cleaning.clean` returned.
+        cleaned: A text that `gem_math.cleaning.clean` returned.
     """
     found = _CHOICE.fullmatch(cleaned)
     if found is None or _OTHER_CHOICE.search(found[2]):

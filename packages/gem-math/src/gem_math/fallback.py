@@ -1,9 +1,9 @@
 """Decides whether math-verify may compare two answers, and calls it in a worker process.
 
-Math-verify parses more notation than `gem.grading.notation` and is more lenient: it finds formulas
+Math-verify parses more notation than `gem_math.notation` and is more lenient: it finds formulas
 in prose, takes the last part of a chain, and evaluates what a question asks to be evaluated. So it
 is asked only about an answer that is one formula, has no more parts than the gold, and leaves
-nothing to compute: neither what `gem.grading.forms.unevaluated` finds nor any operation unknown to
+nothing to compute: neither what `gem_math.forms.unevaluated` finds nor any operation unknown to
 that module; see `refusal`.
 """
 
@@ -15,10 +15,10 @@ import itertools
 import re
 
 from gem.errors import MissingExtraError
-from gem.grading.vocabulary import FUNCTIONS, GREEK, is_notation, words
 from gem.workers.pool import WorkerPool
+from gem_math.vocabulary import FUNCTIONS, GREEK, is_notation, words
 
-TARGET = "gem.grading.symbolic:equal"
+TARGET = "gem_math.symbolic:equal"
 
 # Math-verify would hardly finish: powers of powers of numbers, large exponents and factorials.
 _COSTLY = re.compile(
@@ -30,7 +30,7 @@ _MAX_DEPTH = 12
 
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\}(?:\s*\{[\sclr|]+\})?")
-# Commands that leave nothing to compute, or no more than what `gem.grading.notation` parses.
+# Commands that leave nothing to compute, or no more than what `gem_math.notation` parses.
 _FORM = (GREEK | FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lcm"}) | words("""
     frac dfrac tfrac cfrac sqrt pi infty cdot times pm mp begin end row dollar deg circ prime
     mathbb mathcal overline bar hat vec overrightarrow in notin cup cap setminus subset emptyset
@@ -52,22 +52,9 @@ _ARITHMETIC = re.compile(
 
 
 @functools.cache
-def available() -> bool:
-    """Return whether math-verify is installed."""
-    return importlib.util.find_spec("math_verify") is not None
-
-
-def need() -> None:
-    """Raise if math-verify is not installed.
-
-    Raises:
-        MissingExtraError: Math-verify is not installed.
-    """
-    if not available():
-        raise MissingExtraError(
-            "this gold can only be graded by math-verify, which is not installed: "
-            "pip install 'gem-core[math]'"
-        )
+def _check_installed() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise MissingExtraError("gem-math needs math-verify: pip install 'gem-core[math]'")
 
 
 def refusal(answer: str, gold: str, readable: bool) -> str:
@@ -76,7 +63,7 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     Args:
         answer: The policy's answer.
         gold: The right answer; commands and words in it are allowed in the answer too.
-        readable: Whether `gem.grading.notation` parses the answer.
+        readable: Whether `gem_math.notation` parses the answer.
 
     Returns:
         `too complex` where math-verify would hardly finish; `different` for an answer with more
@@ -110,8 +97,10 @@ def ask(pool: WorkerPool, answer: str, gold: str, timeout_s: float) -> tuple[boo
     """Return math-verify's verdict on two cleaned texts, and the reason.
 
     Raises:
-        UnreachableError: No worker can be started.
+        MissingExtraError: Math-verify is not installed.
+        UnreachableError: No worker can be started, or somebody killed two of them.
     """
+    _check_installed()
     reply = pool.call(answer, gold, timeout_s=timeout_s)
     if reply.failure == "crash":
         # Retry once: if the answer caused the crash, it crashes again.

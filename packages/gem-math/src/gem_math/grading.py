@@ -1,16 +1,15 @@
 """Grades mathematical answers: by text, then by value, then by math-verify in a worker process.
 
 1. Equal texts, integers and decimals are decided at once.
-2. `gem.grading.notation` parses both answers and `gem.grading.compare` compares them: numbers
+2. `gem_math.notation` parses both answers and `gem_math.compare` compares them: numbers
    with percent signs, units and grouped digits, fractions, roots, functions, polynomials,
    equations, tuples, sets, intervals, matrices. Words are compared as text, never as products of
    letters.
-3. Where 2. cannot parse one of the two, math-verify decides (extra `math`), in a worker that is
-   killed at the time limit. `gem.grading.fallback` decides which answers math-verify may see: an
-   integral or a sum that merely restates the problem does not answer a question for a number.
+3. Where 2. cannot parse one of the two, math-verify decides, in a worker that is killed at the time
+   limit. `gem_math.fallback` decides which answers math-verify may see: an integral or a sum that
+   merely restates the problem does not answer a question for a number.
 
-Without the extra, an answer that 2. cannot parse is wrong (`unreadable`) and a gold that it cannot
-parse is an error (`needs_extra`). Work in this process is bounded by the length of the texts.
+Work in this process is bounded by the length of the texts.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from math import isfinite, nan
 from typing import Any, NamedTuple, TypeAlias
 
 from gem.errors import DataError
-from gem.grading import fallback, notation, phrases
-from gem.grading.cleaning import clean
-from gem.grading.compare import same
-from gem.grading.forms import unevaluated
-from gem.grading.tree import Node, TooComplexError, UnreadableError
 from gem.grading.verdict import Verdict
 from gem.workers.pool import shared
+from gem_math import fallback, notation, phrases
+from gem_math.cleaning import clean
+from gem_math.compare import same
+from gem_math.forms import unevaluated
+from gem_math.tree import Node, TooComplexError, UnreadableError
 
 Number: TypeAlias = "int | float | Fraction | Decimal"
 Gold: TypeAlias = "str | Number | Sequence[str | Number]"
@@ -58,7 +57,7 @@ class _Reading(NamedTuple):
     """A text in the forms that are compared."""
 
     cleaned: str
-    """The text without typesetting; see `gem.grading.cleaning`."""
+    """The text without typesetting; see `gem_math.cleaning`."""
     text: str
     """The cleaned text without insignificant spaces."""
     words: str
@@ -82,16 +81,17 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
     Returns:
         A verdict with reason `exact`, `number`, `text`, `value` or `symbolic` (the layer that
         decided, if correct), or `different`, `unevaluated` (operations are left to carry out; see
-        `gem.grading.forms`), `no answer`, `empty`, `unreadable`, `too complex` (refused: too
+        `gem_math.forms`), `no answer`, `empty`, `unreadable`, `too complex` (refused: too
         long, nested too deeply, too large a power or factorial), `timeout`, or `crash` (the worker
         died, out of memory for instance).
 
     Raises:
         DataError: The gold is not a string, a finite number or a non-empty sequence of these, or
             it is empty.
-        MissingExtraError: The gold needs math-verify, which is not installed.
+        MissingExtraError: Math-verify is needed and not installed.
         BusyMachineError: The machine gave math-verify too little CPU time, also when it ran alone.
-        UnreachableError: Math-verify is needed and its process cannot be started.
+        UnreachableError: Math-verify is needed, and its process cannot be started or was killed
+            from outside twice.
     """
     began = time.perf_counter()
     correct, reason, undecided = _decide(prediction, gold)
@@ -105,15 +105,6 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
 async def agrade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verdict:
     """Like `grade`, without blocking the event loop."""
     return await asyncio.to_thread(grade, prediction, gold, timeout_s=timeout_s)
-
-
-def needs_extra(gold: Gold) -> bool:
-    """Return whether grading this gold needs math-verify (`pip install 'gem-core[math]'`).
-
-    Raises:
-        DataError: As `grade`.
-    """
-    return any(_symbolic(_gold_reading(text)) for text in _golds(gold))
 
 
 def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[_Question]]:
@@ -140,8 +131,6 @@ def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[_Qu
 
 def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Question]]:
     expected = _gold_reading(gold)
-    if _symbolic(expected):
-        fallback.need()
     if not isinstance(prediction, str):
         return False, "no answer", ()
     stripped = prediction.strip()
@@ -182,8 +171,6 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Questi
 def _decide_by_fallback(
     answer: _Reading, expected: _Reading
 ) -> tuple[bool, str, Sequence[_Question]]:
-    if expected.node is not None and not fallback.available():
-        return False, answer.problem, ()
     reason = fallback.refusal(answer.cleaned, expected.cleaned, answer.node is not None)
     try:
         # A gold that cannot be parsed has only its text: then search the answer's text, too.
@@ -239,11 +226,6 @@ def _read(text: str) -> _Reading:
         elif _WORD.search(cleaned):
             words = folded
     return _Reading(cleaned, compact, words, node, problem)
-
-
-def _symbolic(gold: _Reading) -> bool:
-    """Return whether only math-verify can parse a gold."""
-    return gold.node is None and not gold.words
 
 
 def _golds(gold: Any) -> list[str]:

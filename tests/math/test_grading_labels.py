@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gem.grading.formats import BOXED
-from gem.grading.math import grade
+from gem_math.grading import grade
 
 
 @pytest.mark.parametrize(

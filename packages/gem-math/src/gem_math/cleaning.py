@@ -1,6 +1,6 @@
 """Removes from an answer what is not mathematics: typesetting, text commands, units.
 
-The first step of `gem.grading.math`, before `gem.grading.notation` parses the text.
+The first step of `gem_math.grading`, before `gem_math.notation` parses the text.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from gem.grading.vocabulary import (
+from gem.grading.wrapping import unwrapped
+from gem_math.vocabulary import (
     REST,
     SCALES,
     UNITS,
@@ -17,7 +18,6 @@ from gem.grading.vocabulary import (
     is_notation,
     words,
 )
-from gem.grading.wrapping import unwrapped
 
 _POWERS = {"square": "2", "sq": "2", "cubic": "3"}
 _NO_UNITS = frozenset({"and", "mod"})
