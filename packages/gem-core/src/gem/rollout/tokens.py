@@ -5,9 +5,11 @@ No other module of gem-core calls a tokenizer or a chat template.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from gem.core import Observation
@@ -21,6 +23,7 @@ _NEXT_RESPONSE = "GemNextResponseMark"
 _OBSERVATION = "GemObservationMark"
 _THOUGHT = "GemThoughtMark"
 
+_GENERATION = "generation_config.json"
 _REMEMBERED = 1024
 """Size of each cache of encoded texts: episodes of a group begin alike, and games repeat
 observations."""
@@ -110,9 +113,10 @@ class ChatFormat:
         self._special_texts = tuple(text for text in spelled if text)
         first = self.bridge("x", closed=False)[0]
         self._closing_id = first if first in special else None
-        ids = (self._closing_id, tokenizer.eos_token_id)
+        ids = (self._closing_id, tokenizer.eos_token_id, *_generation_stops(tokenizer))
         self.stop_ids: frozenset[int] = frozenset(int(i) for i in ids if i is not None)
-        """Tokens at which a sampler must end the turn."""
+        """Tokens at which a sampler must end the turn: those that end a message or a text, and the
+        others of the model's `generation_config.json`, at which engines such as vLLM end anyway."""
         self.drops_thinking = thinking == "drop"
         """Whether earlier thinking is taken out of later prompts."""
         self._thought = ""
@@ -340,3 +344,28 @@ def _cut(rendered: str, mark: str) -> tuple[str, str]:
             "the chat template changes or drops message contents; it cannot be used turn by turn"
         )
     return before, after
+
+
+def _generation_stops(tokenizer: Tokenizer) -> list[int]:
+    """Return the ends of text that a model's `generation_config.json` lists; [] without one.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
+    name = str(getattr(tokenizer, "name_or_path", "") or "")
+    file: Any = Path(name) / _GENERATION
+    if not file.is_file():
+        try:
+            from huggingface_hub import try_to_load_from_cache
+
+            file = try_to_load_from_cache(name, _GENERATION)
+        except (ImportError, ValueError):  # ValueError: the name is a folder
+            return []
+        if not isinstance(file, str):  # it is not in the cache, or the model has none
+            return []
+    try:
+        ids = json.loads(Path(file).read_text(encoding="utf-8")).get("eos_token_id")
+        known = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        return [int(each) for each in known]
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{file}: cannot be read: {error}") from error
