@@ -102,6 +102,9 @@ baselines-verl: env-dev env-verl ## The discount's figure again, in real verl
 wheels: ## Wheels of all packages in dist/: pip install --find-links dist gem-verl 'gem-core[all]' ...
 	@rm -rf dist && $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w dist $(wildcard packages/gem-*)
 
+.PHONY: extras-sizes
+extras-sizes: env-dev wheels ## Measure what each extra of gem-core takes on the disk, for docs/extras.md
+	$(DEV) tools/extras.py --measure dist
 .PHONY: new-adapter
 new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (docs/adapters.md)
 	@$(PYTHON) tools/new_adapter.py "$(NAME)"
@@ -113,10 +116,12 @@ docs: env-dev ## Write the pages about environments, public modules and how trai
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
 	$(DEV) tools/parity.py docs/parity
+	$(DEV) tools/extras.py docs
 docs-check: env-dev ## The pages about environments and public modules are current
 	$(DEV) tools/catalogue.py docs/envs --check
 	$(DEV) tools/api.py docs/api --check
 	$(DEV) tools/parity.py docs/parity --check
+	$(DEV) tools/extras.py docs --check
 check-envs: env-dev ## Check every environment that runs offline
 	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json
@@ -194,7 +199,7 @@ nightly-adapters: $(TRAINER_ENVS)
 	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2
 nightly-perturbed: $(TRAINER_ENVS)
 	@set -e; for seed in $(PERTURBATIONS); do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
-compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
+compatibility: env-dev ## Write docs/compatibility.md's table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
 	@$(DEV) tools/compatibility.py --check

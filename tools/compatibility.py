@@ -1,4 +1,4 @@
-"""Writes the compatibility table of README.md from version ranges, pins and conformance results.
+"""Writes the table of docs/compatibility.md from version ranges, pins and conformance results.
 
     python tools/compatibility.py             take over what `make conformance` just found
     python tools/compatibility.py --check     is the table what the packages and CI say? (exit 1)
@@ -24,7 +24,7 @@ from typing import Any
 import tomllib
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "compatibility.md"
 KEPT = ROOT / "docs" / "conformance.json"
 FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
 REQUIREMENTS = ROOT / "packages" / "gem-cpu" / "src" / "gem_cpu" / "requirements"
@@ -125,7 +125,7 @@ def table(results: dict[str, Any]) -> str:
             continue
         found = results.get(name, {})
         lines.append(
-            f"| [{row.title}](docs/{name}.md) | `gem-{name}` "
+            f"| [{row.title}]({name}.md) | `gem-{name}` "
             f"| {supported(f'gem-{name}', row)} | {tested(row.environment or name, row)} "
             f"| {found.get('holds', 'not tested')} | {found.get('date', '')} {_seen(found, SEEN)}"
         )
@@ -152,17 +152,17 @@ def main() -> int:
         for name, fresh in found.items():
             kept[name] = {**kept.get(name, {}), **fresh}
         KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    readme = README.read_text(encoding="utf-8")
-    before, rest = readme.split(BEGIN)
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     written = f"{before}{BEGIN}\n{table(kept)}\n{END}{after}"
-    if check and written != readme:
-        wrong.append("the table of README.md is not what versions and results give")
+    if check and written != page:
+        wrong.append("the table of docs/compatibility.md is not what versions and results give")
     if wrong:
         print(*wrong, "run: make conformance compatibility", sep="\n", file=sys.stderr)
         return 1
     if not check:
-        README.write_text(written, encoding="utf-8")
+        PAGE.write_text(written, encoding="utf-8")
     return 0
 
 

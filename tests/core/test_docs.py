@@ -144,3 +144,33 @@ def test_make_targets_named_in_the_docs_exist() -> None:
                     assert set(words[1:]) <= targets, line
         for target in re.findall(r"`make ([a-z0-9-]+)`", page.read_text()):
             assert target in targets, f"{page.name}: make {target}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(re.findall(r"\]\(([\w./-]+)\)", (ROOT / "docs" / "index.md").read_text()))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages <= linked
+    assert "docs/index.md" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_workflows_run_targets_that_exist_for_every_trainer() -> None:
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    matrix = jobs["trainers"]["strategy"]["matrix"]["include"]
+    adapters = {
+        path.parent.name.removeprefix("gem-") for path in (ROOT / "packages").glob("gem-*/examples")
+    }
+    assert {row["trainer"] for row in matrix} == adapters - {"core", "roll"}
+    steps = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    asked = [word for step in steps if step.startswith("make ") for word in step.split()[1:]]
+    asked += [
+        word for row in matrix for key in ("environments", "runs") for word in row[key].split()
+    ]
+    known = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert {word for word in asked if word[0].isalpha()} <= known
+    for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        assert yaml.safe_load(form.read_text())["body"]

@@ -100,7 +100,7 @@ def test_gem_core_installs_alone_with_at_most_five_distributions(
     assert len(listed) <= 5
     modules = json.loads(checked(empty, "-c", IMPORT_EVERYTHING.format(name="gem")))
     assert "gem.rollout.play" in modules
-    checked(empty, "-m", "gem", "check", "game:GuessTheNumber-v0-easy")
+    checked(empty, "-m", "gem", "play", "game:GuessTheNumber-v0-easy", "--policy", "oracle")
 
 
 def test_importing_gem_loads_nothing_but_the_standard_library(

@@ -20,7 +20,7 @@ from gem.core import Env
 from gem.errors import ConfigurationError, GemError
 from gem.foreign import ForeignExitError, contained
 from gem.making import make
-from gem.parts import missing
+from gem.parts import HUB, SAMPLE, missing, needed
 from gem.registry import list_envs, spec
 from gem.specs import imported
 from gem.tables import json_or_text
@@ -250,12 +250,23 @@ def _list(arguments: argparse.Namespace) -> int:
         print(f"no environment id contains or matches {arguments.pattern!r}", file=sys.stderr)
         return 1
     if not arguments.long:
-        print("\n".join(ids))
+        # Another program reads ids alone.
+        mark = _needed if sys.stdout.isatty() else lambda id: ""
+        print("\n".join(id + mark(id) for id in ids))
         return 0
     width = max(map(len, ids))
     for id in ids:
-        print(f"{id:<{width}}  {_line(id)}")
+        print(f"{id:<{width}}  {_line(id)}{_needed(id)}")
     return 0
+
+
+def _needed(id: str) -> str:
+    """Return what has to be installed for an id, as the end of its line."""
+    extra = needed(id, spec(id).kwargs.get("source"))
+    if not extra:
+        return ""
+    instead = f" or --param {SAMPLE}" if extra == HUB[0] else ""
+    return f"  (needs 'gem-core[{extra}]'{instead})"
 
 
 def _line(id: str) -> str:

@@ -1,9 +1,10 @@
-"""What packages of this project add to gem-core, so that a missing one is named with its extra."""
+"""Extras of gem-core: which environment, tool, executor and command needs which one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Literal
 
 from gem.errors import MissingExtraError
@@ -34,6 +35,31 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
     },
 }
 """Extras of gem-core by what they bring: names, and of environments also beginnings of ids."""
+
+MODULES: Mapping[str, tuple[str, str]] = {
+    "rg:": ("reasoning-gym", "reasoning_gym"),
+    "openspiel:": ("openspiel", "pyspiel"),
+    "textarena:": ("textarena", "textarena"),
+}
+"""Of environments of gem-core, by beginnings of ids: the extra, and the module that it brings."""
+HUB = ("data", "datasets")
+"""The same of environments whose tasks are on a hub."""
+SAMPLE = "source=sample"
+"""What such an environment can be made with instead."""
+
+
+def needed(id: str, source: object = None) -> str:
+    """Return the extra that a registered environment needs and that is not installed, or "".
+
+    Args:
+        id: A registered id.
+        source: Where its tasks are, if it has such a parameter.
+    """
+    for begins, (extra, module) in MODULES.items():
+        if id.startswith(begins):
+            return "" if find_spec(module) else extra
+    hub = isinstance(source, str) and source.startswith("hub:")
+    return HUB[0] if hub and not find_spec(HUB[1]) else ""
 
 
 def missing(kind: Kind, name: str, there: Iterable[str] = ()) -> str:

@@ -1,0 +1,3 @@
+"""The version of gem-check."""
+
+__version__ = "0.1.0"
