@@ -81,7 +81,7 @@ def shared(program: str, tests: Any) -> bool:
 
 
 def apart(program: str, tests: Any) -> bool:
-    return code.grade(program, tests, executor="bwrap").correct
+    return code.grade(program, tests, runner="bwrap").correct
 
 
 def measure(grade: Callable[[str, Any], bool], name: str, seconds: float) -> tuple[float, float]:

@@ -135,25 +135,25 @@ def leavings(which: str) -> dict[str, float]:
     """Return what 1,000 calls leave behind, and what a hung call costs itself and others."""
     from gem_sandbox import Limits, resolve
 
-    executor = resolve(which)
+    runner = resolve(which)
     for code in PROGRAMS.values():
-        executor.run(code)
+        runner.run(code)
     time.sleep(1.0)
     before = traces()
     with ThreadPoolExecutor(16) as threads:
-        list(threads.map(executor.run, ["print(1)"] * 1000))
+        list(threads.map(runner.run, ["print(1)"] * 1000))
     # What has ended may take a moment to be gone.
     time.sleep(1.0)
     left = [now - then for now, then in zip(traces(), before, strict=True)]
     with ThreadPoolExecutor(1) as threads:
         began = time.perf_counter()
-        hung = threads.submit(executor.run, "while True: pass", "", Limits(cpu_s=HUNG_S))
+        hung = threads.submit(runner.run, "while True: pass", "", Limits(cpu_s=HUNG_S))
         hung.add_done_callback(lambda _: ended.append(time.perf_counter()))
         ended: list[float] = []
         times = []
         while not ended:
             call = time.perf_counter()
-            executor.run("print(1)")
+            runner.run("print(1)")
             times.append(time.perf_counter() - call)
     names = ("processes", "descriptors", "files")
     return {
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per figure and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without-original", action="store_true", help="measure ours only")
-    parser.add_argument("--executors", nargs="*", default=OURS, help="of ours")
+    parser.add_argument("--runners", nargs="*", default=OURS, help="of ours")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -186,7 +186,7 @@ def main() -> None:
             figures |= leavings(arguments.work)
         print(json.dumps(figures))
         return
-    interpreters = dict.fromkeys([*arguments.executors, "python -c"], sys.executable)
+    interpreters = dict.fromkeys([*arguments.runners, "python -c"], sys.executable)
     if not arguments.without_original:
         interpreters["original"] = str(original_python())
     found: dict[str, dict[str, float]] = {which: {} for which in interpreters}

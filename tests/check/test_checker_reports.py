@@ -63,7 +63,7 @@ def test_what_is_replaced_in_a_built_in_id_is_named() -> None:
     assert report is not None
     replaced = (
         "source='sample' instead of 'hub:axon-rl/TACO-8k'",
-        "executor='subprocess' instead of the default",
+        "runner='subprocess' instead of the default",
     )
     assert report.replaced == replaced
     assert report.head == f"code:Taco8k (with {', '.join(replaced)}): ok"
@@ -71,7 +71,7 @@ def test_what_is_replaced_in_a_built_in_id_is_named() -> None:
 
 
 def test_parameters_that_are_given_are_not_replaced() -> None:
-    assert [one.name for one in replacements("code:Taco8k", ["source"])] == ["executor"]
+    assert [one.name for one in replacements("code:Taco8k", ["source"])] == ["runner"]
     rows = [{"problem": f"{n} + {n} = ?", "answer": str(2 * n)} for n in range(20)]
     report = check_one("math:GSM8K", params={"source": rows}, only=["oracle"])
     assert report.passed

@@ -18,7 +18,7 @@ from gem.executors.held import EnvFailedError, env_failure
 from gem.tools import Tool, ToolCall, ToolResult
 from gem.wrappers import wrap
 from gem_math.env import MathEnv
-from gem_sandbox import Executor, Limits, Result
+from gem_sandbox import Limits, Result, Runner
 from gem_sandbox.grading.code import grade
 
 
@@ -94,7 +94,7 @@ def test_every_cause_is_explained_and_the_policy_is_none() -> None:
     assert all(len(text) > 20 for text in CAUSES.values())
 
 
-class Gone(Executor):
+class Gone(Runner):
     """A sandbox that cannot start anything."""
 
     def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Result:
@@ -138,7 +138,7 @@ def played(env: Env, action: str) -> Callable[[], Any]:
 
 
 def test_a_sandbox_that_is_gone_under_the_python_tool_is_blamed() -> None:
-    env = wrap(Echo(), [{"name": "tool_env", "tools": [{"name": "python", "executor": Gone()}]}])
+    env = wrap(Echo(), [{"name": "tool_env", "tools": [{"name": "python", "runner": Gone()}]}])
     assert cause_of(caught(played(env, "<python>print(1)</python>"))) == "sandbox"
     [tool] = env.tools  # type: ignore[attr-defined]
     call = tool.parse("<python>print(1)</python>")
@@ -168,4 +168,4 @@ def test_a_grader_that_fails_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_sandbox_under_a_grader_is_blamed_for_its_own_failures() -> None:
     tests = [{"input": "", "output": "1"}]
-    assert cause_of(caught(lambda: grade("print(1)", tests, executor=Gone()))) == "sandbox"
+    assert cause_of(caught(lambda: grade("print(1)", tests, runner=Gone()))) == "sandbox"

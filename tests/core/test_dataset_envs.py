@@ -33,8 +33,8 @@ OFFLINE = {"source": "sample"}
 
 
 def make(env_id: str, **parameters: Any) -> Any:
-    executor = {"executor": "subprocess"} if "CodeEnv" in spec(env_id).entry_point else {}
-    return gem.make(env_id, **{**OFFLINE, **executor, **parameters})
+    runner = {"runner": "subprocess"} if "CodeEnv" in spec(env_id).entry_point else {}
+    return gem.make(env_id, **{**OFFLINE, **runner, **parameters})
 
 
 def indices(env: Any, count: int, **first: Any) -> list[int]:
@@ -95,8 +95,8 @@ def test_making_an_environment_needs_neither_network_nor_data(
     env_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    executor = {"executor": "subprocess"} if "CodeEnv" in spec(env_id).entry_point else {}
-    env = gem.make(env_id, **executor)
+    runner = {"runner": "subprocess"} if "CodeEnv" in spec(env_id).entry_point else {}
+    env = gem.make(env_id, **runner)
     with pytest.raises(ImportError, match=r"pip install 'gem-core\[data\]'.*source='sample'"):
         env.reset(seed=0)
 

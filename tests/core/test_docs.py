@@ -166,11 +166,12 @@ def test_workflows_run_targets_that_exist_for_every_trainer() -> None:
     }
     assert {row["trainer"] for row in matrix} == adapters - {"core", "roll"}
     steps = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
-    asked = [word for step in steps if step.startswith("make ") for word in step.split()[1:]]
+    plain = [step for step in steps if step.startswith("make ") and "matrix" not in step]
+    asked = [word for step in plain for word in step.split()[1:]]
     asked += [
         word for row in matrix for key in ("environments", "runs") for word in row[key].split()
     ]
     known = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
-    assert {word for word in asked if word[0].isalpha()} <= known
+    assert asked and set(asked) <= known
     for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
         assert yaml.safe_load(form.read_text())["body"]

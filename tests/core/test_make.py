@@ -27,7 +27,7 @@ from gem_sandbox.tool import PythonTool
 
 GUESS = "game:GuessTheNumber-v0-easy"
 ROWS = [{"problem": "1 + 1?", "answer": "2"}]
-TOOL = {"name": "python", "executor": "subprocess"}
+TOOL = {"name": "python", "runner": "subprocess"}
 
 
 class Scaled(Wrapper):
@@ -108,7 +108,7 @@ def test_a_wrapper_of_a_function_is_made_again_but_not_from_json() -> None:
 
 
 def test_a_tool_given_as_an_object_is_made_again_but_not_from_json() -> None:
-    env = gem.make(GUESS, tools=[PythonTool(executor="subprocess", timeout_s=3.0)])
+    env = gem.make(GUESS, tools=[PythonTool(runner="subprocess", timeout_s=3.0)])
     assert env.spec is not None
     again = gem.make(env.spec)
     assert isinstance(again, ToolEnv)

@@ -25,7 +25,7 @@ from gem_check import check_env
 from gem_sandbox.tool import PythonTool
 
 GUESS = "game:GuessTheNumber-v0-easy"
-PYTHON = {"name": "python", "executor": "subprocess", "timeout_s": 20.0}
+PYTHON = {"name": "python", "runner": "subprocess", "timeout_s": 20.0}
 
 
 class Echo(Tool):
@@ -280,9 +280,9 @@ def test_closing_closes_the_tools() -> None:
 
 def test_tools_that_would_swallow_every_answer_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"'fenced_code'.*\"fenced\": false"):
-        gem.make("code:CodeContest", source="sample", executor="subprocess", tools=[PYTHON])
+        gem.make("code:CodeContest", source="sample", runner="subprocess", tools=[PYTHON])
     tools = [{**PYTHON, "fenced": False}]
-    gem.make("code:CodeContest", source="sample", executor="subprocess", tools=tools)
+    gem.make("code:CodeContest", source="sample", runner="subprocess", tools=tools)
 
 
 def test_an_environment_with_tools_passes_every_check() -> None:
@@ -413,5 +413,5 @@ def test_a_call_in_a_models_own_tokens_reaches_the_tool(qwen3_tokenizer: Any) ->
     call = json.dumps({"name": "python", "arguments": {"code": "print(6 * 7)"}})
     ids = qwen3_tokenizer.encode(f"Let me see.\n<tool_call>\n{call}\n</tool_call><|im_end|>")
     assert qwen3_tokenizer.convert_tokens_to_ids("<tool_call>") in ids
-    parsed = PythonTool(executor="subprocess").parse(chat.decode(ids))
+    parsed = PythonTool(runner="subprocess").parse(chat.decode(ids))
     assert parsed == ToolCall("python", {"code": "print(6 * 7)"})

@@ -215,7 +215,7 @@ def test_an_environment_without_tools_is_played_by_text(server: Stub) -> None:
 
 
 def test_programs_run_in_the_tool_of_gem(server: Stub) -> None:
-    tool = quote(json.dumps({"name": "python", "executor": "subprocess"}))
+    tool = quote(json.dumps({"name": "python", "runner": "subprocess"}))
     answer_with(server, calls(call('{"code": "print(17 * 23, \\"</tool_call>\\")"}', "python")))
     assert evaluate(server, env=f"gem:math:GSM8K?source=sample&tools={tool}") == 0
     (offered,) = server.requests[0]["tools"]

@@ -146,7 +146,7 @@ def test_gem_cpu_brings_what_it_needs_and_no_more(wheels: dict[str, Path], empty
 # What each id, tool, executor and command is that a package brings, by the extra that names it.
 BROUGHT = {
     "python": [
-        "import gem; gem.make('code:CodeContest', source='sample', executor='subprocess')",
+        "import gem; gem.make('code:CodeContest', source='sample', runner='subprocess')",
         "from gem.tools import make_tools; make_tools('python')",
         "from gem.__main__ import main; raise SystemExit(main(['doctor', '--help']))",
     ],

@@ -16,11 +16,11 @@ from gem.grading.formats import FENCED_CODE
 from gem.tools import SearchTool, Tool, ToolCall, ToolResult
 from gem.tools.base import json_call
 from gem.wrappers import ToolEnv
-from gem_sandbox import Executor, Limits, Result
+from gem_sandbox import Limits, Result, Runner
 from gem_sandbox.tool import PythonTool
 
 
-class Recorder(Executor):
+class Recorder(Runner):
     """Notes the programs and prints 8."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Index(SearchTool):
 
 
 def environment() -> Any:
-    tools: list[Tool] = [PythonTool(executor=Recorder()), Index()]
+    tools: list[Tool] = [PythonTool(runner=Recorder()), Index()]
     env = ToolEnv(gem.make("game:GuessTheNumber-v0-easy"), tools)
     env.reset(seed=0)
     return env
@@ -78,7 +78,7 @@ def test_a_complete_call_comes_before_one_without_its_end() -> None:
     assert (info["tool_type"], info["tool_success_counter"]) == ("python", 1)
     *_, info = env.step("<python>print(1)\n```python\nprint(2)\n```")
     assert info["tool_success_counter"] == 2
-    assert env.tools[0].executor.programs == ["print(8)", "print(2)"]
+    assert env.tools[0].runner.programs == ["print(8)", "print(2)"]
 
 
 @given(
@@ -88,7 +88,7 @@ def test_a_complete_call_comes_before_one_without_its_end() -> None:
 def test_the_code_of_a_json_call_is_exact(text: str, part: str) -> None:
     code = f"{part}{text}{part}"
     call = {"name": "python", "arguments": {"code": code}}
-    tool = PythonTool(executor=Recorder())
+    tool = PythonTool(runner=Recorder())
     plain = code.encode("utf-8", "replace").decode()
     for ascii_only in (True, False):
         written = json.dumps(call, ensure_ascii=ascii_only)
@@ -146,7 +146,7 @@ def test_a_program_in_a_fence_is_read_whatever_it_contains(
     inside = "\n".join(indent + line for line in f"{head}\n{program}\n{fence}".split("\n"))
     reply = f"{before}The program:\n{inside}{tail}"
     assert FENCED_CODE.extract(reply) == program
-    call = PythonTool(executor=Recorder()).parse(f"The program:\n{inside}{tail}")
+    call = PythonTool(runner=Recorder()).parse(f"The program:\n{inside}{tail}")
     assert call == ToolCall("python", {"code": program})
 
 

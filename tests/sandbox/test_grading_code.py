@@ -13,7 +13,7 @@ from processes import settles
 
 from gem.errors import ConfigurationError, DataError
 from gem.grading import Verdict
-from gem_sandbox import Executor, Limits, Result, SubprocessExecutor, resolve
+from gem_sandbox import Limits, Result, Runner, SubprocessRunner, resolve
 from gem_sandbox.grading import code as grader
 
 DOUBLE = "print(int(input()) * 2)"
@@ -21,7 +21,7 @@ METHOD = "class Solution:\n def add(self, a, b):\n  print(5)\n  return a + b"
 ADD = "def add(a, b):\n    return a + b"
 
 
-class Recorder(Executor):
+class Recorder(Runner):
     """Answers every run with the same result and remembers what it was asked."""
 
     def __init__(self, result: Result) -> None:
@@ -34,7 +34,7 @@ class Recorder(Executor):
 
 
 def grade(program: str | None, tests: Any, **options: Any) -> Verdict:
-    return grader.grade(program, tests, **{"executor": "subprocess", **options})
+    return grader.grade(program, tests, **{"runner": "subprocess", **options})
 
 
 def stdio(*pairs: tuple[Any, Any]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def test_limits_end_a_program_and_are_named(program: str, limit: str) -> None:
 def test_above_the_maximum_the_longest_inputs_are_run() -> None:
     tests = stdio(*(("x" * length, "") for length in (1, 5, 2, 4, 3)))
     recorder = Recorder(Result("", "", 0, 0.0))
-    assert grade("pass", tests, executor=recorder, max_tests=3, timeout_s=7.0).correct
+    assert grade("pass", tests, runner=recorder, max_tests=3, timeout_s=7.0).correct
     assert [stdin for stdin, _ in recorder.runs] == ["xxxxx", "xxxx", "xxx"]
     assert {limits.cpu_s for _, limits in recorder.runs} == {7.0}
 
@@ -139,7 +139,7 @@ def test_above_the_maximum_the_longest_inputs_are_run() -> None:
 def test_no_program_is_wrong_without_a_run() -> None:
     recorder = Recorder(Result("", "", 0, 0.0))
     for program in (None, "", " \n"):
-        assert grade(program, stdio(("", "")), executor=recorder)[:2] == (False, "no program")
+        assert grade(program, stdio(("", "")), runner=recorder)[:2] == (False, "no program")
     assert recorder.runs == []
 
 
@@ -171,16 +171,16 @@ def test_tests_that_are_none_are_named_whatever_the_program(tests: Any) -> None:
         grade(None, tests)
 
 
-def test_without_an_isolating_executor_nothing_runs_unless_asked_for_by_name(
+def test_without_an_isolating_runner_nothing_runs_unless_asked_for_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(ConfigurationError, match="executor='subprocess'.*unsafe"):
+    with pytest.raises(ConfigurationError, match="runner='subprocess'.*unsafe"):
         grader.grade(DOUBLE, stdio(("1", "2")))
-    with pytest.raises(ConfigurationError, match="unknown executor 'none'; known: 'bwrap'"):
+    with pytest.raises(ConfigurationError, match="unknown runner 'none'; known: 'bwrap'"):
         resolve("none")
-    assert isinstance(resolve("subprocess"), SubprocessExecutor)
-    assert SubprocessExecutor.isolates == frozenset()
+    assert isinstance(resolve("subprocess"), SubprocessRunner)
+    assert SubprocessRunner.isolates == frozenset()
 
 
 def test_a_program_has_a_folder_of_its_own_and_none_of_the_users_variables(
@@ -192,7 +192,7 @@ import os
 print(os.getcwd(), os.environ.get("GEM_TEST_SECRET"), os.path.exists("x"))
 open("x", "w")
 """
-    results = [SubprocessExecutor().run(program) for _ in range(2)]
+    results = [SubprocessRunner().run(program) for _ in range(2)]
     folders = {result.stdout.split()[0] for result in results}
     assert len(folders) == 2
     assert all(result.stdout.split()[1:] == ["None", "False"] for result in results)
@@ -203,7 +203,7 @@ def test_what_a_program_started_ends_with_it() -> None:
 import subprocess, sys
 print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid)
 """
-    result = SubprocessExecutor().run(program)
+    result = SubprocessRunner().run(program)
     assert (result.exit_code, result.limit_hit) == (0, None)
 
     def ended() -> bool:
@@ -214,27 +214,27 @@ print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).
 
 
 def test_a_failing_program_is_a_result() -> None:
-    result = SubprocessExecutor().run("import sys; print('out'); sys.exit('err')")
+    result = SubprocessRunner().run("import sys; print('out'); sys.exit('err')")
     assert (result.stdout, result.stderr, result.exit_code, result.limit_hit) == (
         "out\n",
         "err\n",
         1,
         None,
     )
-    assert SubprocessExecutor().run("import os; os.abort()").exit_code < 0
+    assert SubprocessRunner().run("import os; os.abort()").exit_code < 0
 
 
 def test_output_is_cut_at_its_limit() -> None:
-    result = SubprocessExecutor().run("print('x' * 5000)", limits=Limits(output_bytes=1000))
+    result = SubprocessRunner().run("print('x' * 5000)", limits=Limits(output_bytes=1000))
     assert result.stdout == "x" * 1000
     assert result.limit_hit == "output"
 
 
-def test_limits_must_be_positive_and_executors_can_be_pickled() -> None:
+def test_limits_must_be_positive_and_runners_can_be_pickled() -> None:
     with pytest.raises(ConfigurationError, match="cpu_s must be a number of seconds above 0"):
         Limits(cpu_s=0)
-    assert isinstance(pickle.loads(pickle.dumps(SubprocessExecutor())), SubprocessExecutor)
+    assert isinstance(pickle.loads(pickle.dumps(SubprocessRunner())), SubprocessRunner)
 
 
 def test_a_program_can_be_awaited() -> None:
-    assert asyncio.run(SubprocessExecutor().arun("print(input())", "a")).stdout == "a\n"
+    assert asyncio.run(SubprocessRunner().arun("print(input())", "a")).stdout == "a\n"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem_sandbox import Executor, Limits, Result, resolve
+from gem_sandbox import Limits, Result, Runner, resolve
 from gem_sandbox.grading import code as grader
 
-EXECUTORS = ["bwrap", "subprocess"]
+RUNNERS = ["bwrap", "subprocess"]
 
 # `f(3)` must be 9. None of them knows it.
 ATTACKS = {
@@ -293,31 +293,31 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_attack_is_paid_for_a_statement(attack: str, executor: str) -> None:
+def test_no_attack_is_paid_for_a_statement(attack: str, runner: str) -> None:
     tests = [CHECKS["plain"], CHECKS["run apart"]]
     verdict = grader.grade(
-        ATTACKS[attack], tests, executor=executor, timeout_s=1, memory_mb=512, partial=True
+        ATTACKS[attack], tests, runner=runner, timeout_s=1, memory_mb=512, partial=True
     )
     assert (verdict.correct, verdict.score) == (False, 0.0)
     assert verdict.reason.startswith("test 1 of 2: ")
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("form", CHECKS)
-def test_what_is_equal_to_everything_is_paid_in_no_form(form: str, executor: str) -> None:
+def test_what_is_equal_to_everything_is_paid_in_no_form(form: str, runner: str) -> None:
     for attack in ("always equal", "lies about its class", "exec defined, and a function"):
-        assert not grader.grade(ATTACKS[attack], [CHECKS[form]], executor=executor).correct
-    right = grader.grade("def f(x): return x * x", [CHECKS[form]], executor=executor)
+        assert not grader.grade(ATTACKS[attack], [CHECKS[form]], runner=runner).correct
+    right = grader.grade("def f(x): return x * x", [CHECKS[form]], runner=runner)
     assert right.correct, right.reason
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_attack_is_paid_for_a_call(attack: str, executor: str) -> None:
+def test_no_attack_is_paid_for_a_call(attack: str, runner: str) -> None:
     tests = {"fn_name": "f", "inputs": [[3]], "outputs": [9]}
-    verdict = grader.grade(ATTACKS[attack], tests, executor=executor, timeout_s=1, memory_mb=512)
+    verdict = grader.grade(ATTACKS[attack], tests, runner=runner, timeout_s=1, memory_mb=512)
     assert not verdict.correct
 
 
@@ -343,7 +343,7 @@ def test_no_attack_is_paid_for_a_call(attack: str, executor: str) -> None:
     ],
 )
 def test_forged_data_is_wrong_and_neither_an_exception_nor_work(value: str) -> None:
-    class Forger(Executor):
+    class Forger(Runner):
         def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
             lines = ['["began"]', "[]", "{}", '["load"]', '["task"]', '["task", [], 1e999]']
             lines += [f"[1{'0' * 4000}, 1{'0' * 4000}, 0]", f'[0, 0, [{{"v": {value}}}]]']
@@ -357,7 +357,7 @@ def test_forged_data_is_wrong_and_neither_an_exception_nor_work(value: str) -> N
         {"fn_name": "f", "inputs": [[3]], "outputs": [[9]]},
         {"fn_name": "f", "inputs": [[3]], "outputs": [{"9": 9}]},
     ):
-        assert not grader.grade("x", tests, executor=Forger()).correct
+        assert not grader.grade("x", tests, runner=Forger()).correct
 
 
 @pytest.mark.parametrize(
@@ -390,28 +390,28 @@ def f(x):
     return x * x
 """
     tests = [f"assert f({x}) == {x * x}" for x in range(5)]
-    for executor in EXECUTORS:
-        verdict = grader.grade(program, tests, executor=executor, partial=True)
+    for runner in RUNNERS:
+        verdict = grader.grade(program, tests, runner=runner, partial=True)
         assert (verdict.score, verdict.reason) == (0.8, "test 4 of 5: error")
 
 
 def test_a_test_that_hangs_takes_no_other_tests_verdict() -> None:
     program = "def f(x):\n    while x in (1, 3): pass\n    return x * x"
     tests = [f"assert f({x}) == {x * x}" for x in range(5)]
-    verdict = grader.grade(program, tests, executor="bwrap", partial=True, timeout_s=2.0)
+    verdict = grader.grade(program, tests, runner="bwrap", partial=True, timeout_s=2.0)
     assert (verdict.score, verdict.reason) == (0.6, "test 2 of 5: time limit")
 
 
 def test_tests_do_not_see_what_others_left() -> None:
     program = "seen = []\ndef f(x):\n    seen.append(x)\n    return list(seen)"
     tests = [f"assert f({x}) == [{x}]" for x in range(3)]
-    assert grader.grade(program, tests, executor="bwrap").correct
+    assert grader.grade(program, tests, runner="bwrap").correct
     calls = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2]]}
-    assert grader.grade(program, calls, executor="bwrap").correct
+    assert grader.grade(program, calls, runner="bwrap").correct
     assert grader.grade(program, ["assert f(1) == [1]\nassert f(2) == [1, 2]"]).correct
 
 
-class Recorder(Executor):
+class Recorder(Runner):
     """Runs programs in a sandbox, and remembers all that it is given."""
 
     def __init__(self) -> None:
@@ -441,7 +441,7 @@ class Recorder(Executor):
 def test_the_programs_process_is_never_told_what_is_expected(test: str, value: str) -> None:
     program = f"class Hostile:\n    __getattr__ = lambda s, n: s\ndef f(x): return {value}"
     recorder = Recorder()
-    grader.grade(program, [test], executor=recorder)
+    grader.grade(program, [test], runner=recorder)
     program_runs = [stdin for code, stdin in recorder.given if "def f" in code]
     assert program_runs
     assert not any("expected" in stdin for stdin in program_runs)
@@ -450,7 +450,7 @@ def test_the_programs_process_is_never_told_what_is_expected(test: str, value: s
 
 def test_the_program_is_never_in_the_process_of_the_test() -> None:
     recorder = Recorder()
-    assert grader.grade("def f(x): return x", ["x = 3\nassert f(x) == 3"], executor=recorder)
+    assert grader.grade("def f(x): return x", ["x = 3\nassert f(x) == 3"], runner=recorder)
     sides = {("def f" in code, "assert" in stdin) for code, stdin in recorder.given}
     assert sides == {(True, False), (False, True)}
 
@@ -468,15 +468,15 @@ def g(x): return 0
     assert grader.grade(program, [test]).reason == "test 1 of 1: wrong output"
 
 
-class Mute(Executor):
+class Mute(Runner):
     """Runs nothing."""
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         return Result("", "no such thing\n", 1, 0.0)
 
 
-def test_an_executor_that_cannot_call_programs_is_named_and_costs_no_reward() -> None:
+def test_an_runner_that_cannot_call_programs_is_named_and_costs_no_reward() -> None:
     tests: list[Any] = [["assert f(3) == 9"], {"fn_name": "f", "inputs": [[3]], "outputs": [9]}]
     for test in tests:
         with pytest.raises(ConfigurationError, match="Mute cannot run tests that call .*no such"):
-            grader.grade("def f(x): return 9", test, executor=Mute())
+            grader.grade("def f(x): return 9", test, runner=Mute())

@@ -9,7 +9,7 @@ import pytest
 
 from gem.errors import DataError
 from gem.grading import Verdict
-from gem_sandbox import Executor, Limits, Result, resolve
+from gem_sandbox import Limits, Result, Runner, resolve
 from gem_sandbox.grading import code as grader
 from gem_sandbox.grading.plain import NotPlainError, Plain
 from gem_sandbox.grading.replay import MAX_ROUNDS
@@ -42,7 +42,7 @@ class Stack:
 """
 
 
-class Counter(Executor):
+class Counter(Runner):
     """Counts the runs of a sandbox."""
 
     def __init__(self) -> None:
@@ -249,9 +249,9 @@ print(len(t))
 )
 def test_plain_statements_need_one_run(test: str) -> None:
     counter = Counter()
-    assert grade(SQUARE, [test] * 3, executor=counter).reason == "passed"
+    assert grade(SQUARE, [test] * 3, runner=counter).reason == "passed"
     assert counter.runs == 1
-    wrong = grade("def f(x): return None", [test], executor=counter)
+    wrong = grade("def f(x): return None", [test], runner=counter)
     assert not wrong.correct or test == "assert f(3) is None"
 
 
@@ -457,20 +457,20 @@ def test_tests_of_one_kind_share_a_run() -> None:
         "inputs": [[i] for i in range(12)],
         "outputs": [i * i for i in range(12)],
     }
-    assert grade(SQUARE, calls, executor=counter).correct
+    assert grade(SQUARE, calls, runner=counter).correct
     assert counter.runs == 1
-    assert grade(SQUARE, [f"assert f({i}) == {i * i}" for i in range(12)], executor=counter).correct
+    assert grade(SQUARE, [f"assert f({i}) == {i * i}" for i in range(12)], runner=counter).correct
     assert counter.runs == 2
     # Run in turns: the tests, the program, the tests.
     tests = [f"x = {i}\nassert f(x) == {i * i}" for i in range(12)]
-    assert grade(SQUARE, tests, executor=counter).correct
+    assert grade(SQUARE, tests, runner=counter).correct
     assert counter.runs == 5
 
 
 def test_results_that_are_arguments_need_no_more_runs() -> None:
     counter = Counter()
     test = "x = 2\nfor _ in range(5):\n    x = f(x)\nassert x == 2 ** 32"
-    assert grade(SQUARE, [test], executor=counter).reason == "passed"
+    assert grade(SQUARE, [test], runner=counter).reason == "passed"
     assert counter.runs == 3
 
 
@@ -478,7 +478,7 @@ def test_a_program_that_hangs_at_its_second_test_is_run_once() -> None:
     counter = Counter()
     program = "def f(x):\n    while x: pass\n    return 0"
     calls = {"fn_name": "f", "inputs": [[0], [1]], "outputs": [0, 1]}
-    verdict = grade(program, calls, executor=counter, timeout_s=2.0)
+    verdict = grade(program, calls, runner=counter, timeout_s=2.0)
     assert (verdict.reason, counter.runs) == ("test 2 of 2: time limit", 1)
 
 
@@ -489,7 +489,7 @@ def test_a_test_that_began_late_has_its_time_alone() -> None:
         "    while time.process_time() - began < x: pass\n    return x"
     )
     calls = {"fn_name": "f", "inputs": [[0.7], [0.7]], "outputs": [0.7, 0.7]}
-    assert grade(program, calls, executor=counter, timeout_s=1.0).reason == "passed"
+    assert grade(program, calls, runner=counter, timeout_s=1.0).reason == "passed"
     assert counter.runs == 2
 
 
@@ -509,7 +509,7 @@ def test_a_test_over_its_time_fails_also_where_the_run_has_more() -> None:
     assert (verdict.reason, verdict.score) == ("test 1 of 2: time limit", 0.5)
 
 
-def test_an_executor_with_another_version_of_python_gets_the_source() -> None:
+def test_an_runner_with_another_version_of_python_gets_the_source() -> None:
     tests = ["assert f(3) == 9", "x = 4\nassert f(x) == 16"]
     texts = []
 
@@ -518,9 +518,9 @@ def test_an_executor_with_another_version_of_python_gets_the_source() -> None:
             texts.append(code)
             return super().run(code, stdin, limits)
 
-    assert grade(SQUARE, tests, executor=Another()).reason == "passed"
+    assert grade(SQUARE, tests, runner=Another()).reason == "passed"
     assert not any("marshal" in text for text in texts)
-    assert grade(SQUARE, tests, executor="bwrap").reason == "passed"
+    assert grade(SQUARE, tests, runner="bwrap").reason == "passed"
 
 
 @pytest.mark.parametrize(

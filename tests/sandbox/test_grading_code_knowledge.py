@@ -6,7 +6,7 @@ import pytest
 
 from gem_sandbox.grading import code as grader
 
-EXECUTORS = ["bwrap", "subprocess"]
+RUNNERS = ["bwrap", "subprocess"]
 FIND = """
 import gc, os, sys
 def known():
@@ -37,7 +37,7 @@ decode = encode
 )
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize(
     "tests",
     [
@@ -51,9 +51,9 @@ decode = encode
     ],
 )
 def test_arguments_of_later_calls_and_of_other_tests_are_not_there(
-    tests: list[str], executor: str
+    tests: list[str], runner: str
 ) -> None:
-    verdict = grader.grade(CODEC, tests, executor=executor, partial=True)
+    verdict = grader.grade(CODEC, tests, runner=runner, partial=True)
     right_without = 1 if tests[0].startswith("assert decode") else 0
     assert verdict.score <= right_without / len(tests), verdict
 
@@ -74,8 +74,8 @@ def f(x):
     assert grader.grade(program, tests, partial=True).score == 0.0
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_program_that_answers_for_others_or_not_at_all_is_not_paid(executor: str) -> None:
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_program_that_answers_for_others_or_not_at_all_is_not_paid(runner: str) -> None:
     for body in (
         "os.write(d, (0).to_bytes(8, 'big') * 9)",
         "os.write(d, (1 << 60).to_bytes(8, 'big'))",
@@ -93,7 +93,7 @@ def f(x):
             pass
 """
         verdict = grader.grade(
-            program, ["assert f(1) == 1", "assert f(2) == 4"], executor=executor, timeout_s=2.0
+            program, ["assert f(1) == 1", "assert f(2) == 4"], runner=runner, timeout_s=2.0
         )
         assert not verdict.correct
 

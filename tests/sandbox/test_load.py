@@ -27,7 +27,7 @@ from gem.tools import ToolCall
 from gem.workers import pool as workers
 from gem.workers.pool import Reply, WorkerPool
 from gem_math import grading as maths
-from gem_sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, base, running
+from gem_sandbox import BwrapRunner, Limits, Runner, SubprocessRunner, base, running
 from gem_sandbox.env import CodeEnv
 from gem_sandbox.grading import code
 from gem_sandbox.inside.clock import Clock
@@ -121,7 +121,7 @@ def missing(module: str) -> bool:
     return importlib.util.find_spec(module) is None
 
 
-EXECUTORS = [BwrapExecutor, SubprocessExecutor]
+RUNNERS = [BwrapRunner, SubprocessRunner]
 SLEEPS = {
     "sleep": "import time\ntime.sleep(600)",
     "short sleeps": "import time\nwhile True: time.sleep(0.01)",
@@ -151,24 +151,24 @@ BUSY = {
 }
 
 
-@pytest.mark.parametrize("kind", EXECUTORS)
+@pytest.mark.parametrize("kind", RUNNERS)
 def test_a_program_that_waits_for_ever_hits_its_limit_and_is_not_void(
-    kind: type[Executor],
+    kind: type[Runner],
 ) -> None:
-    executor, limits = kind(), Limits(cpu_s=0.5)
+    runner, limits = kind(), Limits(cpu_s=0.5)
     with ThreadPoolExecutor(len(SLEEPS)) as threads:
-        results = list(threads.map(lambda p: executor.run(p, "", limits), SLEEPS.values()))
+        results = list(threads.map(lambda p: runner.run(p, "", limits), SLEEPS.values()))
     for name, result in zip(SLEEPS, results, strict=True):
         assert result.limit_hit == "time", name
         assert result.cpu_s is not None
         assert result.cpu_s < 0.5, name
 
 
-@pytest.mark.parametrize("kind", EXECUTORS)
-def test_no_program_multiplies_its_cpu_time(kind: type[Executor]) -> None:
-    executor, limits = kind(), Limits(cpu_s=0.3)
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_no_program_multiplies_its_cpu_time(kind: type[Runner]) -> None:
+    runner, limits = kind(), Limits(cpu_s=0.3)
     with ThreadPoolExecutor(len(BUSY)) as threads:
-        results = list(threads.map(lambda p: executor.run(p, "", limits), BUSY.values()))
+        results = list(threads.map(lambda p: runner.run(p, "", limits), BUSY.values()))
     for name, result in zip(BUSY, results, strict=True):
         assert result.limit_hit == "time", name
         assert result.cpu_s is not None
@@ -177,7 +177,7 @@ def test_no_program_multiplies_its_cpu_time(kind: type[Executor]) -> None:
 
 
 def test_the_programs_of_a_session_have_the_same_limits() -> None:
-    with BwrapExecutor().session(Limits(cpu_s=0.5)) as session:
+    with BwrapRunner().session(Limits(cpu_s=0.5)) as session:
         session.run("x = 1")
         for program in (SLEEPS["short sleeps"], BUSY["a loop"], BUSY["processes"]):
             result = session.run(program)
@@ -193,9 +193,9 @@ def test_a_program_that_ends_over_its_limit_hits_it_also_if_nobody_looked(
 ) -> None:
     monkeypatch.setattr(running, "_LOOK_S", 60.0)
     program, limits = computing(0.3, "print(1)"), Limits(cpu_s=0.2)
-    result = SubprocessExecutor().run(program, "", limits)
+    result = SubprocessRunner().run(program, "", limits)
     assert (result.stdout, result.exit_code, result.limit_hit) == ("1\n", 0, "time")
-    assert BwrapExecutor().run(program, "", limits).limit_hit == "time"
+    assert BwrapRunner().run(program, "", limits).limit_hit == "time"
 
 
 def test_the_own_time_of_a_program_stands_still_while_it_waits_for_a_cpu() -> None:
@@ -224,9 +224,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "WALL_TIMES", 0.01)
 
 
-@pytest.mark.parametrize("kind", EXECUTORS)
+@pytest.mark.parametrize("kind", RUNNERS)
 def test_a_starved_program_runs_again_alone_and_is_then_nobodys_fault(
-    kind: type[Executor], impatient: None, monkeypatch: pytest.MonkeyPatch
+    kind: type[Runner], impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
 
@@ -241,7 +241,7 @@ def test_a_starved_program_runs_again_alone_and_is_then_nobodys_fault(
 
 
 def test_a_starved_program_of_a_session_leaves_the_state_before_it(impatient: None) -> None:
-    with BwrapExecutor().session(Limits(cpu_s=10)) as session:
+    with BwrapRunner().session(Limits(cpu_s=10)) as session:
         session.run("x = 1")
         with pytest.raises(BusyMachineError):
             session.run(f"x += 1\nopen('f', 'w').close()\n{STARVED}")

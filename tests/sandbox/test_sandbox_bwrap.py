@@ -24,7 +24,7 @@ from processes import below, forked, settled, settles
 
 from gem.admission import Core
 from gem.errors import ConfigurationError, UnreachableError
-from gem_sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, resolve
+from gem_sandbox import BwrapRunner, Limits, Runner, SubprocessRunner, resolve
 from gem_sandbox.bwrap_server import Server
 from gem_sandbox.inside import server as inside
 from gem_sandbox.inside.clock import Clock
@@ -37,8 +37,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[BwrapExecutor]:
-    yield BwrapExecutor(servers=1)
+def sandbox() -> Iterator[BwrapRunner]:
+    yield BwrapRunner(servers=1)
 
 
 PROGRAMS = [
@@ -68,9 +68,9 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_does_what_it_does_outside(sandbox: BwrapExecutor, program: str) -> None:
+def test_a_program_does_what_it_does_outside(sandbox: BwrapRunner, program: str) -> None:
     inside = sandbox.run(program, "1 2 3\n")
-    outside = SubprocessExecutor().run(program, "1 2 3\n")
+    outside = SubprocessRunner().run(program, "1 2 3\n")
     assert (inside.stdout, inside.stderr, inside.exit_code, inside.limit_hit) == (
         outside.stdout,
         outside.stderr,
@@ -80,21 +80,21 @@ def test_a_program_does_what_it_does_outside(sandbox: BwrapExecutor, program: st
 
 
 @pytest.mark.parametrize("program", ["1/0", "def f(:", "x = (", "\0", "\ud800", "raise ValueError"])
-def test_an_error_shows_the_programs_own_lines(sandbox: BwrapExecutor, program: str) -> None:
+def test_an_error_shows_the_programs_own_lines(sandbox: BwrapRunner, program: str) -> None:
     result = sandbox.run(program)
-    outside = SubprocessExecutor().run(program)
+    outside = SubprocessRunner().run(program)
     assert result.exit_code == outside.exit_code == 1
     last, expected = (each.stderr.splitlines()[-1].split(":")[0] for each in (result, outside))
     assert last == expected
     assert "gem" not in result.stderr
 
 
-def test_a_program_of_megabytes_and_input_of_megabytes_arrive_whole(sandbox: BwrapExecutor) -> None:
+def test_a_program_of_megabytes_and_input_of_megabytes_arrive_whole(sandbox: BwrapRunner) -> None:
     code = "x = '" + "y" * (5 << 20) + "'\nimport sys\nprint(len(x), len(sys.stdin.read()))"
     assert sandbox.run(code, "z" * (7 << 20)).stdout == f"{5 << 20} {7 << 20}\n"
 
 
-def test_output_is_cut_at_its_limit_and_both_streams_are_kept(sandbox: BwrapExecutor) -> None:
+def test_output_is_cut_at_its_limit_and_both_streams_are_kept(sandbox: BwrapRunner) -> None:
     limits = Limits(output_bytes=1000)
     exact = sandbox.run(
         "import sys; print('x' * 999); print('y' * 999, file=sys.stderr)", "", limits
@@ -104,7 +104,7 @@ def test_output_is_cut_at_its_limit_and_both_streams_are_kept(sandbox: BwrapExec
     assert (more.stdout, more.limit_hit) == ("x" * 1000, "output")
 
 
-def test_megabytes_of_output_within_the_limit_are_kept_whole(sandbox: BwrapExecutor) -> None:
+def test_megabytes_of_output_within_the_limit_are_kept_whole(sandbox: BwrapRunner) -> None:
     limits = Limits(output_bytes=8 << 20)
     code = "import sys; print('x' * (7 << 20)); print('y' * (7 << 20), file=sys.stderr)"
     result = sandbox.run(code, "", limits)
@@ -134,7 +134,7 @@ def test_a_limit_that_means_nothing_is_refused_by_name(name: str, value: object)
 
 
 def test_a_hundred_threads_run_at_once_by_default_and_no_more_processes_than_allowed(
-    sandbox: BwrapExecutor,
+    sandbox: BwrapRunner,
 ) -> None:
     threads = (
         "import threading\nall_here = threading.Barrier(100)\n"
@@ -159,7 +159,7 @@ STREAMS = (
 )
 
 
-def test_streams_can_be_opened_by_name(sandbox: BwrapExecutor) -> None:
+def test_streams_can_be_opened_by_name(sandbox: BwrapRunner) -> None:
     program = STREAMS + "print(open(f'/dev/fd/{fd}').read())"
     result = sandbox.run(program, "given")
     assert (result.stdout, result.stderr) == ("given given\nout\nmore\n", "err\n")
@@ -169,7 +169,7 @@ def test_streams_can_be_opened_by_name(sandbox: BwrapExecutor) -> None:
             assert (result.stdout, result.stderr) == (f"{number} {number}\nout\n", "err\n")
 
 
-def test_processes_that_a_program_starts_open_its_streams_by_name(sandbox: BwrapExecutor) -> None:
+def test_processes_that_a_program_starts_open_its_streams_by_name(sandbox: BwrapRunner) -> None:
     program = (
         "import subprocess, sys\n"
         "subprocess.run([sys.executable, '-c', \"print(open('/dev/stdin').read())\"], check=True)"
@@ -177,14 +177,14 @@ def test_processes_that_a_program_starts_open_its_streams_by_name(sandbox: Bwrap
     assert sandbox.run(program, "given").stdout == "given\n"
 
 
-def test_of_proc_there_are_the_descriptors_of_the_program_alone(sandbox: BwrapExecutor) -> None:
+def test_of_proc_there_are_the_descriptors_of_the_program_alone(sandbox: BwrapRunner) -> None:
     show = "import os; print(os.listdir('/proc'), os.path.samefile('/dev/fd/..', '/dev'))"
     assert sandbox.run(show).stdout == "[] True\n"
     with sandbox.session() as session:
         assert session.run(show).stdout == "[] True\n"
 
 
-def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapExecutor) -> None:
+def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapRunner) -> None:
     sandbox.run("1")
     with ThreadPoolExecutor(16) as threads:
         hung = [
@@ -202,7 +202,7 @@ def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapExecuto
 
 
 def test_a_thousand_calls_leave_no_process_file_or_descriptor(
-    sandbox: BwrapExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sandbox: BwrapRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sandbox.run("import sympy")
@@ -229,31 +229,31 @@ def test_a_thousand_calls_leave_no_process_file_or_descriptor(
 
 
 def test_programs_draw_different_random_numbers_and_order_sets_alike(
-    sandbox: BwrapExecutor,
+    sandbox: BwrapRunner,
 ) -> None:
     draw = "import random, numpy; print(random.random(), numpy.random.rand())"
     numbers = [float(n) for _ in range(3) for n in sandbox.run(draw).stdout.split()]
     assert len(set(numbers)) == 6
     order = "print(set('abcdefghijklm'))"
-    assert len({BwrapExecutor(servers=n).run(order).stdout for n in (1, 1, 2)}) == 1
+    assert len({BwrapRunner(servers=n).run(order).stdout for n in (1, 1, 2)}) == 1
 
 
 def test_the_environment_of_the_user_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEM_TEST_SECRET", "a secret word")
     # Its servers start now, with that variable around them.
-    executor = BwrapExecutor(servers=1, modules=("json",))
-    shown = executor.run("import os; print(dict(os.environ), os.environb)").stdout
+    runner = BwrapRunner(servers=1, modules=("json",))
+    shown = runner.run("import os; print(dict(os.environ), os.environb)").stdout
     assert "PYTHONHASHSEED" in shown
     assert "secret" not in shown.lower()
 
 
 def test_without_chosen_distributions_no_package_is_shown() -> None:
-    executor = BwrapExecutor(servers=1, modules=(), distributions=())
-    assert executor.run("import numpy").stderr.endswith("No module named 'numpy'\n")
-    assert executor.run("import os; print(os.listdir('/packages'))").stdout == "[]\n"
+    runner = BwrapRunner(servers=1, modules=(), distributions=())
+    assert runner.run("import numpy").stderr.endswith("No module named 'numpy'\n")
+    assert runner.run("import os; print(os.listdir('/packages'))").stdout == "[]\n"
 
 
-def test_numpy_and_sympy_work(sandbox: BwrapExecutor) -> None:
+def test_numpy_and_sympy_work(sandbox: BwrapRunner) -> None:
     assert sandbox.run("import numpy as np; print(np.arange(4).sum())").stdout == "6\n"
     code = "from sympy import *; x = Symbol('x'); print(integrate(x * cos(x), x))"
     assert sandbox.run(code).stdout == "x*sin(x) + cos(x)\n"
@@ -262,26 +262,26 @@ def test_numpy_and_sympy_work(sandbox: BwrapExecutor) -> None:
 
 
 def test_a_server_that_was_killed_is_replaced() -> None:
-    executor = BwrapExecutor(servers=1, modules=("numpy",))
-    assert executor.run("print(1)").stdout == "1\n"
-    [server] = executor.pids()
+    runner = BwrapRunner(servers=1, modules=("numpy",))
+    assert runner.run("print(1)").stdout == "1\n"
+    [server] = runner.pids()
     os.kill(server, signal.SIGKILL)
     stat = Path(f"/proc/{server}/stat")
     assert settles(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
-    assert executor.run("print(2)").stdout == "2\n"
-    assert executor.pids() != [server]
+    assert runner.run("print(2)").stdout == "2\n"
+    assert runner.pids() != [server]
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_program_whose_server_is_killed_runs_again_in_a_fresh_one_once(times: int) -> None:
-    executor = BwrapExecutor(servers=1, modules=("numpy",))
-    executor.run("1")
+    runner = BwrapRunner(servers=1, modules=("numpy",))
+    runner.run("1")
     killed: list[int] = []
 
     def end() -> None:
         while len(killed) < times:
-            assert settles(lambda: [pid for pid in executor.pids() if pid not in killed] != [])
-            [server] = executor.pids()
+            assert settles(lambda: [pid for pid in runner.pids() if pid not in killed] != [])
+            [server] = runner.pids()
             assert settles(lambda: len(sleepers(server)) > 0)
             killed.append(server)
             os.kill(server, signal.SIGKILL)
@@ -302,10 +302,10 @@ def test_a_program_whose_server_is_killed_runs_again_in_a_fresh_one_once(times: 
     ending = threading.Thread(target=end)
     ending.start()
     if times == 1:
-        assert executor.run(program, "", Limits(cpu_s=60)).stdout == "rested\n"
+        assert runner.run(program, "", Limits(cpu_s=60)).stdout == "rested\n"
     else:
         with pytest.raises(UnreachableError, match="ended while it ran a program"):
-            executor.run(program, "", Limits(cpu_s=60))
+            runner.run(program, "", Limits(cpu_s=60))
     ending.join()
     assert len(killed) == times
 
@@ -364,8 +364,8 @@ def test_a_server_outlives_a_session_that_ends_with_orders_unread() -> None:
 
 def test_sandboxes_end_with_the_process_that_started_them() -> None:
     code = (
-        "import os, signal\nfrom gem_sandbox import BwrapExecutor\n"
-        "e = BwrapExecutor(servers=1); e.run('1'); print(*e.pids(), flush=True)\n"
+        "import os, signal\nfrom gem_sandbox import BwrapRunner\n"
+        "e = BwrapRunner(servers=1); e.run('1'); print(*e.pids(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -378,7 +378,7 @@ def test_sandboxes_end_with_the_process_that_started_them() -> None:
     assert settles(ended)
 
 
-def test_a_forked_child_starts_servers_of_its_own(sandbox: BwrapExecutor) -> None:
+def test_a_forked_child_starts_servers_of_its_own(sandbox: BwrapRunner) -> None:
     sandbox.run("1")
     mine = sandbox.pids()
 
@@ -391,10 +391,10 @@ def test_a_forked_child_starts_servers_of_its_own(sandbox: BwrapExecutor) -> Non
     assert sandbox.pids() == mine
 
 
-def test_the_strongest_executor_is_the_default_and_pickles() -> None:
-    executor: Executor = pickle.loads(pickle.dumps(resolve(None)))
-    assert isinstance(executor, BwrapExecutor)
-    assert asyncio.run(executor.arun("print(input())", "a")).stdout == "a\n"
+def test_the_strongest_runner_is_the_default_and_pickles() -> None:
+    runner: Runner = pickle.loads(pickle.dumps(resolve(None)))
+    assert isinstance(runner, BwrapRunner)
+    assert asyncio.run(runner.arun("print(input())", "a")).stdout == "a\n"
 
 
 def test_without_bubblewrap_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,4 +403,4 @@ def test_without_bubblewrap_the_error_names_the_command(monkeypatch: pytest.Monk
         with pytest.raises(ConfigurationError, match="apt-get install bubblewrap"):
             resolve(name)
     with pytest.raises(ConfigurationError, match="servers must be an integer from 1 .* got 0"):
-        BwrapExecutor(servers=0)
+        BwrapRunner(servers=0)

@@ -1,4 +1,4 @@
-"""Every attack against every executor that claims isolation."""
+"""Every attack against every runner that claims isolation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import gem
 import gem_tau
 from gem.__main__ import main
 from gem.errors import ConfigurationError, MissingExtraError
-from gem_sandbox import EXECUTORS, Executor, Limits, Result, SubprocessExecutor, resolve
+from gem_sandbox import RUNNERS, Limits, Result, Runner, SubprocessRunner, resolve
 from gem_sandbox.attacks import ATTACKS, Attack
 from gem_sandbox.attacks.base import TRY
 from gem_sandbox.attacks.golds import GOLDS, excerpts
 from gem_sandbox.audit import audit, host
 
-TIERS = [name for name in EXECUTORS if name != "subprocess"]
+TIERS = [name for name in RUNNERS if name != "subprocess"]
 # What does no harm where it succeeds.
 HARMLESS = [
     attack
@@ -40,7 +40,7 @@ HARMLESS = [
 PAGE = Path(__file__).parents[2] / "docs" / "sandbox.md"
 
 
-class Liar(SubprocessExecutor):
+class Liar(SubprocessRunner):
     """Claims what it does not do."""
 
     isolates: ClassVar[frozenset[str]] = frozenset({"files", "network"})
@@ -58,8 +58,8 @@ class Leaky(Liar):
 
 
 @functools.cache
-def executor(name: str) -> Executor | str:
-    """The executor, or why there is none here."""
+def runner(name: str) -> Runner | str:
+    """The runner, or why there is none here."""
     try:
         return resolve(name)
     except (ConfigurationError, MissingExtraError) as error:
@@ -69,7 +69,7 @@ def executor(name: str) -> Executor | str:
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 @pytest.mark.parametrize("tier", TIERS)
 def test_an_attack_gets_nothing(tier: str, attack: object) -> None:
-    there = executor(tier)
+    there = runner(tier)
     if isinstance(there, str):
         pytest.skip(there)
     [finding] = audit(there, [attack])  # type: ignore[list-item]
@@ -92,8 +92,8 @@ def closed(path: Path) -> Path | None:
 def test_no_attack_gets_anything_from_a_sandbox_that_an_ordinary_user_started() -> None:
     code = (
         "import os\nos.setgroups([]); os.setresgid(*[4242] * 3); os.setresuid(*[4242] * 3)\n"
-        "from gem_sandbox import BwrapExecutor\nfrom gem_sandbox.audit import audit\n"
-        "for found in audit(BwrapExecutor(servers=1)): print(found.attack.name, '|', found.got)"
+        "from gem_sandbox import BwrapRunner\nfrom gem_sandbox.audit import audit\n"
+        "for found in audit(BwrapRunner(servers=1)): print(found.attack.name, '|', found.got)"
     )
     # The interpreter may be in folders of root's that nobody else can open: they are opened as far
     # as it needs.
@@ -116,7 +116,7 @@ def test_no_attack_gets_anything_from_a_sandbox_that_an_ordinary_user_started() 
     assert {name: got for name, got in found.items() if got} == {}
 
 
-def test_an_executor_that_claims_too_much_is_found_out() -> None:
+def test_an_runner_that_claims_too_much_is_found_out() -> None:
     found = {finding.attack.name: finding.got for finding in audit(Liar(), HARMLESS)}
     assert len(found) >= 4
     assert "gem-audit" in found["read the user's and the system's files"]
@@ -125,7 +125,7 @@ def test_an_executor_that_claims_too_much_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("attack", GOLDS, ids=lambda attack: attack.name)
-def test_an_executor_that_shows_golds_is_found_out(attack: Attack) -> None:
+def test_an_runner_that_shows_golds_is_found_out(attack: Attack) -> None:
     [found] = audit(Liar(), [replace(attack, program=TRY + attack.program, session=False)])
     assert found.got
 
@@ -149,13 +149,13 @@ def test_every_bundled_file_with_answers_is_looked_for() -> None:
 
 def test_memory_that_is_not_wiped_is_found_out() -> None:
     [attack] = [each for each in ATTACKS if each.name.startswith("find what earlier programs")]
-    executor = Leaky()
+    runner = Leaky()
     with host() as particulars:
-        executor.run(particulars.fill(attack.before))
-        found = executor.run(particulars.fill(attack.program), limits=Limits(cpu_s=60)).stdout
+        runner.run(particulars.fill(attack.before))
+        found = runner.run(particulars.fill(attack.program), limits=Limits(cpu_s=60)).stdout
     assert "GOT memory at" in found
     with host() as particulars:
-        found = SubprocessExecutor().run(particulars.fill(attack.program)).stdout
+        found = SubprocessRunner().run(particulars.fill(attack.program)).stdout
     assert "GOT" not in found
     assert int(found.split()[-2]) >= 1
 
@@ -170,14 +170,14 @@ def test_the_page_about_the_sandbox_lists_every_attack() -> None:
     assert {row[2] for row in rows} == {"held"}
 
 
-def test_an_executor_without_isolation_is_not_attacked() -> None:
+def test_an_runner_without_isolation_is_not_attacked() -> None:
     with pytest.raises(ConfigurationError, match="isolates nothing"):
-        next(audit(SubprocessExecutor()))
+        next(audit(SubprocessRunner()))
 
 
 def test_all_but_subprocess_claim_to_isolate_everything() -> None:
     for name in TIERS:
-        there = executor(name)
+        there = runner(name)
         if not isinstance(there, str):
             assert there.isolates == {"files", "network", "processes"}
 
@@ -186,7 +186,7 @@ def test_the_doctor_fails_for_what_it_cannot_attack(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--audit", "nothing"]) == 2
-    assert "unknown executor 'nothing'; known: 'bwrap'" in capsys.readouterr().err
+    assert "unknown runner 'nothing'; known: 'bwrap'" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
     assert main(["doctor", "--audit", "bwrap"]) == 1
     assert "apt-get install bubblewrap" in capsys.readouterr().out
@@ -199,6 +199,6 @@ def test_the_doctor_says_what_there_is_and_what_is_unsafe(
 ) -> None:
     status = main(["doctor"])
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert set(EXECUTORS) <= set(lines)
+    assert set(RUNNERS) <= set(lines)
     assert "nothing (unsafe)" in lines["subprocess"]
     assert (status == 0) == ("not available" not in lines["bwrap"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError
-from gem_sandbox import BwrapExecutor, packages, view
+from gem_sandbox import BwrapRunner, packages, view
 from gem_sandbox.packages import DISTRIBUTIONS, shown
 
 needs_bwrap = pytest.mark.skipif(
@@ -155,38 +155,38 @@ def test_programs_import_what_was_chosen_and_nothing_else(site: Path) -> None:
     install(site, "chosen", ["chosen/__init__.py"], ("helper",))
     install(site, "helper", ["helper.py"])
     install(site, "other", ["other/__init__.py"])
-    executor = BwrapExecutor(servers=1, modules=("colorsys",), distributions=["chosen"])
+    runner = BwrapRunner(servers=1, modules=("colorsys",), distributions=["chosen"])
     program = (
         "import importlib.metadata, os, chosen, helper\n"
         "print(importlib.metadata.version('chosen'), sorted(os.listdir('/packages')))\n"
         "import other"
     )
-    result = executor.run(program)
+    result = runner.run(program)
     about = [f"{name}-1.0.dist-info" for name in ("chosen", "helper")]
     assert result.stdout == f"1.0 {sorted(['chosen', 'helper.py', *about])}\n"
     assert result.stderr.endswith("No module named 'other'\n")
 
 
 @needs_bwrap
-def test_an_executor_refuses_what_programs_must_not_see() -> None:
+def test_an_runner_refuses_what_programs_must_not_see() -> None:
     for name in ("gem-core", "reasoning-gym"):
         with pytest.raises(ConfigurationError, match=f"{name}"):
-            BwrapExecutor(distributions=[*DISTRIBUTIONS[:1], name])
+            BwrapRunner(distributions=[*DISTRIBUTIONS[:1], name])
     with pytest.raises(
         ConfigurationError, match="modules must be a sequence of names, got 'numpy'"
     ):
-        BwrapExecutor(modules="numpy")
+        BwrapRunner(modules="numpy")
     with pytest.raises(ConfigurationError, match="'no-such-distribution' is not installed"):
-        BwrapExecutor(distributions=["no-such-distribution"])
+        BwrapRunner(distributions=["no-such-distribution"])
 
 
 @needs_bwrap
 @pytest.mark.parametrize("module", ["gem", "gem.data", "reasoning_gym", "pip", "pytest"])
 def test_no_program_imports_gem_or_what_is_installed_beside_it(module: str) -> None:
-    executor = BwrapExecutor(servers=1)
+    runner = BwrapRunner(servers=1)
     name = module.partition(".")[0]
-    assert executor.run(f"import {module}").stderr.endswith(f"No module named '{name}'\n")
-    with executor.session() as session:
+    assert runner.run(f"import {module}").stderr.endswith(f"No module named '{name}'\n")
+    with runner.session() as session:
         assert session.run(f"import {module}").stderr.endswith(f"No module named '{name}'\n")
 
 
@@ -197,8 +197,8 @@ def test_of_the_interpreter_and_the_system_no_installed_package_is_visible() -> 
         "    if os.path.basename(top) in ('site-packages', 'dist-packages'):\n"
         "        print(top, folders, files)"
     )
-    shown_there = BwrapExecutor(servers=1).run(find).stdout.splitlines()
+    shown_there = BwrapRunner(servers=1).run(find).stdout.splitlines()
     assert all(line.endswith(" [] []") for line in shown_there)
     here = os.path.realpath(sys.prefix)
     walk = f"import os; print(os.path.exists({here!r}), os.path.exists({str(Path.cwd())!r}))"
-    assert BwrapExecutor(servers=1).run(walk).stdout == "False False\n"
+    assert BwrapRunner(servers=1).run(walk).stdout == "False False\n"

@@ -21,7 +21,7 @@ from processes import settles
 import gem
 import gem_sandbox
 from gem.tools import ToolCall
-from gem_sandbox import BwrapExecutor, Executor, Limits, Result, SubprocessExecutor, docker
+from gem_sandbox import BwrapRunner, Limits, Result, Runner, SubprocessRunner, docker
 from gem_sandbox.doctor import _judge
 from gem_sandbox.grading import code
 from gem_sandbox.tool import PythonTool
@@ -41,12 +41,12 @@ def seen(result: Result) -> Outcome:
     return outcome(result.stdout, result.exit_code, result.stderr)
 
 
-def by(executor: Executor) -> Callable[[Idiom], Outcome]:
-    return lambda idiom: seen(executor.run(idiom.program, idiom.stdin, LIMITS))
+def by(runner: Runner) -> Callable[[Idiom], Outcome]:
+    return lambda idiom: seen(runner.run(idiom.program, idiom.stdin, LIMITS))
 
 
 def in_session(idiom: Idiom) -> Outcome:
-    with BwrapExecutor(servers=1).session(LIMITS) as session:
+    with BwrapRunner(servers=1).session(LIMITS) as session:
         return seen(session.run(idiom.program, idiom.stdin))
 
 
@@ -64,7 +64,7 @@ def test_a_program_prints_and_ends_as_in_python_also_in_sessions_and_its_verdict
     part: int,
 ) -> None:
     some = IDIOMS[part::4]
-    assert differing(some, by(BwrapExecutor(servers=1)), expected) == []
+    assert differing(some, by(BwrapRunner(servers=1)), expected) == []
     lasting = [each for each in some if not each.ends and each.name not in NOT_IN_SESSIONS]
     assert differing(lasting, in_session, expected) == []
     for idiom in some[::3]:
@@ -74,11 +74,11 @@ def test_a_program_prints_and_ends_as_in_python_also_in_sessions_and_its_verdict
         assert code.grade(idiom.program or " ", tests).correct == (passes and bool(idiom.program))
 
 
-@pytest.mark.parametrize("run", [by(SubprocessExecutor()), by_container])
+@pytest.mark.parametrize("run", [by(SubprocessRunner()), by_container])
 @pytest.mark.parametrize(
     "some", [SAMPLE, pytest.param(IDIOMS, marks=pytest.mark.nightly)], ids=["sample", "all"]
 )
-def test_other_executors_do_the_same(run: Callable[[Idiom], Outcome], some: list[Idiom]) -> None:
+def test_other_runners_do_the_same(run: Callable[[Idiom], Outcome], some: list[Idiom]) -> None:
     assert differing(some, run, expected) == []
 
 
@@ -163,31 +163,31 @@ def composed(draw: st.DrawFn) -> Idiom:
 @settings(max_examples=25)
 @given(composed())
 def test_so_does_any_program_made_of_them(idiom: Idiom) -> None:
-    assert differing([idiom], by(BwrapExecutor(servers=1)), expected) == []
+    assert differing([idiom], by(BwrapRunner(servers=1)), expected) == []
 
 
 @needs_bwrap
 @pytest.mark.nightly
 @settings(max_examples=1000)
 @given(composed())
-def test_so_do_many_programs_made_of_them_in_both_executors(idiom: Idiom) -> None:
-    assert differing([idiom], by(BwrapExecutor(servers=1)), expected) == []
-    assert differing([idiom], by(SubprocessExecutor()), expected) == []
+def test_so_do_many_programs_made_of_them_in_both_runners(idiom: Idiom) -> None:
+    assert differing([idiom], by(BwrapRunner(servers=1)), expected) == []
+    assert differing([idiom], by(SubprocessRunner()), expected) == []
 
 
 @pytest.mark.parametrize("end", ["exit()", "quit()", "import sys\nsys.exit()", "raise SystemExit"])
-@pytest.mark.parametrize("executor", [pytest.param("bwrap", marks=needs_bwrap), "subprocess"])
-def test_a_module_may_exit_at_its_end(executor: str, end: str) -> None:
+@pytest.mark.parametrize("runner", [pytest.param("bwrap", marks=needs_bwrap), "subprocess"])
+def test_a_module_may_exit_at_its_end(runner: str, end: str) -> None:
     program = f"def f(x):\n    return x + 1\n{end}"
     calls = {"fn_name": "f", "inputs": [[3]], "outputs": [4]}
-    assert code.grade(program, calls, executor=executor).reason == "passed"
-    assert code.grade(program, ["assert f(3) == 4"], executor=executor).reason == "passed"
-    assert code.grade(program, ["assert f(3) == 5"], executor=executor).correct is False
+    assert code.grade(program, calls, runner=runner).reason == "passed"
+    assert code.grade(program, ["assert f(3) == 4"], runner=runner).reason == "passed"
+    assert code.grade(program, ["assert f(3) == 5"], runner=runner).correct is False
 
 
 @needs_bwrap
 def test_what_a_program_of_a_session_holds_is_written_in_its_own_output() -> None:
-    with BwrapExecutor(servers=1).session() as session:
+    with BwrapRunner(servers=1).session() as session:
         first = session.run("out = open(1, 'w', closefd=False)\nprint('first', file=out)\nexit(3)")
         assert (first.stdout, first.exit_code) == ("first\n", 3)
         assert session.run("print('second', file=out)").stdout == "second\n"
@@ -198,13 +198,13 @@ def test_what_a_program_of_a_session_holds_is_written_in_its_own_output() -> Non
 @needs_bwrap
 @pytest.mark.parametrize("idiom", DEPTHS, ids=lambda idiom: idiom.name)
 def test_programs_recurse_as_deep_as_on_a_judge(idiom: Idiom) -> None:
-    assert by(BwrapExecutor(servers=1))(idiom) == (DEPTHS[idiom], 0, "")
+    assert by(BwrapRunner(servers=1))(idiom) == (DEPTHS[idiom], 0, "")
 
 
 @needs_bwrap
 def test_the_memory_limit_is_the_stacks() -> None:
     [deep] = [idiom for idiom in DEPTHS if idiom.name == "lru_cache"]
-    result = BwrapExecutor(servers=1).run(deep.program, "", Limits(memory_mb=24))
+    result = BwrapRunner(servers=1).run(deep.program, "", Limits(memory_mb=24))
     assert result.exit_code != 0
 
 
@@ -221,15 +221,15 @@ def pythons() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("executor", [pytest.param("bwrap", marks=needs_bwrap), "subprocess"])
+@pytest.mark.parametrize("runner", [pytest.param("bwrap", marks=needs_bwrap), "subprocess"])
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 @pytest.mark.nightly
-def test_every_version_of_python_judges_alike(version: str, executor: str) -> None:
+def test_every_version_of_python_judges_alike(version: str, runner: str) -> None:
     python = pythons().get(version)
     if python is None:
         pytest.skip(f"this is Python {version}, or it is not installed")
-    sources = Path(gem.__file__).parents[1]
-    command = [python, idioms.__file__, executor, str(sources)]
+    sources = [str(Path(str(package.__file__)).parents[1]) for package in (gem, gem_sandbox)]
+    command = [python, idioms.__file__, runner, *sources]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
 
@@ -256,9 +256,9 @@ def test_every_version_of_python_lets_programs_recurse_as_deep(version: str) -> 
 
 
 ORPHAN = """
-from gem_sandbox import Limits, SubprocessExecutor
+from gem_sandbox import Limits, SubprocessRunner
 print("started", flush=True)
-SubprocessExecutor().run(
+SubprocessRunner().run(
     "import os\\nif os.fork(): open({path!r}, 'w').write(f'{{os.getpid()}}')\\nwhile True: pass",
     limits=Limits(cpu_s=600),
 )
@@ -294,11 +294,11 @@ def living(group: int) -> list[str]:
 
 def test_programs_wait_for_no_child_that_is_not_theirs() -> None:
     program = "import os\ntry: os.wait()\nexcept ChildProcessError: print('none')"
-    assert SubprocessExecutor().run(program).stdout == "none\n"
+    assert SubprocessRunner().run(program).stdout == "none\n"
 
 
 def test_the_doctor_says_which_python_judges() -> None:
-    said = _judge(SubprocessExecutor())
+    said = _judge(SubprocessRunner())
     assert said.startswith(f"CPython {platform.python_version()} at {sys.executable}, stack ")
     assert said.endswith(
         ", integers of any number of digits, recursion of 200,000 calls, 200,000 through lru_cache"

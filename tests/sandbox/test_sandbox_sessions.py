@@ -15,19 +15,19 @@ from processes import below, settled, settles
 
 from gem.errors import ConfigurationError
 from gem_sandbox import (
-    BwrapExecutor,
+    BwrapRunner,
     Limits,
     Session,
-    SubprocessExecutor,
+    SubprocessRunner,
     bwrap_server,
 )
 
 LIMITS = Limits(cpu_s=20.0, memory_mb=256, disk_mb=8, processes=16)
 
 
-def bwrap() -> BwrapExecutor:
+def bwrap() -> BwrapRunner:
     try:
-        return BwrapExecutor(servers=1)
+        return BwrapRunner(servers=1)
     except ConfigurationError as error:
         pytest.skip(str(error))
 
@@ -44,11 +44,11 @@ def warm(session: Session) -> Session:
     return session
 
 
-def server(executor: BwrapExecutor, program: str = "import sympy") -> int:
+def server(runner: BwrapRunner, program: str = "import sympy") -> int:
     """The process id of its sandbox, in which all interpreters have started."""
     # The interpreter with the most modules starts last.
-    executor.run(program)
-    [pid] = executor.pids()
+    runner.run(program)
+    [pid] = runner.pids()
     return settled(pid)
 
 
@@ -136,9 +136,9 @@ def test_sessions_run_beside_each_other_without_blocking_the_loop(session: Sessi
     assert asyncio.run(all_of_them()) == ["1\n"] * 4
 
 
-def test_executors_without_sessions_say_so() -> None:
-    with pytest.raises(ConfigurationError, match="SubprocessExecutor keeps nothing .*'bwrap'"):
-        SubprocessExecutor().session()
+def test_runners_without_sessions_say_so() -> None:
+    with pytest.raises(ConfigurationError, match="SubprocessRunner keeps nothing .*'bwrap'"):
+        SubprocessRunner().session()
 
 
 def test_files_stay_and_are_part_of_snapshots(warm: Session) -> None:
@@ -255,7 +255,7 @@ def test_a_process_that_is_left_behind_holds_up_no_output(warm: Session) -> None
 
 
 def test_closing_ends_every_process_of_a_session(warm: Session) -> None:
-    pid = server(BwrapExecutor(servers=1))
+    pid = server(BwrapRunner(servers=1))
     before = set(below(pid))
     warm.run("import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(60)")
     warm.snapshot()
@@ -266,10 +266,10 @@ def test_closing_ends_every_process_of_a_session(warm: Session) -> None:
 
 
 def test_a_session_that_is_forgotten_ends() -> None:
-    executor = bwrap()
-    pid = server(executor)
+    runner = bwrap()
+    pid = server(runner)
     before = set(below(pid))
-    session = executor.session()
+    session = runner.session()
     session.run("x = 1")
     assert set(below(pid)) - before
     del session
@@ -277,7 +277,7 @@ def test_a_session_that_is_forgotten_ends() -> None:
 
 
 def test_many_programs_leave_no_process_or_descriptor(warm: Session) -> None:
-    pid = server(BwrapExecutor(servers=1))
+    pid = server(BwrapRunner(servers=1))
     warm.run("x = 0")
 
     def traces() -> tuple[int, int]:
@@ -306,7 +306,7 @@ def test_snapshots_beyond_those_kept_can_still_be_gone_back_to(warm: Session) ->
 
 
 def test_a_session_outlives_its_sandbox(warm: Session) -> None:
-    pid = server(BwrapExecutor(servers=1))
+    pid = server(BwrapRunner(servers=1))
     warm.run("x = 1")
     os.kill(pid, signal.SIGKILL)
     assert settles(lambda: not below(pid))
@@ -314,7 +314,7 @@ def test_a_session_outlives_its_sandbox(warm: Session) -> None:
 
 
 def test_a_program_whose_sandbox_is_killed_goes_on_in_another(warm: Session) -> None:
-    pid = server(BwrapExecutor(servers=1))
+    pid = server(BwrapRunner(servers=1))
     warm.run("x = 1")
     waiting = len(below(settled(pid)))
 
@@ -327,7 +327,7 @@ def test_a_program_whose_sandbox_is_killed_goes_on_in_another(warm: Session) -> 
     ending.start()
     assert warm.run("x += 1; import time; time.sleep(4); print(x)").stdout == "2\n"
     ending.join()
-    assert BwrapExecutor(servers=1).pids() != [pid]
+    assert BwrapRunner(servers=1).pids() != [pid]
     assert warm.run("print(x)").stdout == "2\n"
 
 
@@ -415,14 +415,14 @@ def test_sessions_that_wait_too_long_end_and_still_go_on(
     monkeypatch.setattr(bwrap_server, limit, value)
     # A sandbox of its own, which starts now.
     module = {"_SESSIONS": "html", "_IDLE_S": "csv"}[limit]
-    executor = BwrapExecutor(servers=1, modules=(module,))
-    before = len(below(server(executor, f"import {module}")))
-    sessions = [executor.session(LIMITS) for _ in range(5)]
+    runner = BwrapRunner(servers=1, modules=(module,))
+    before = len(below(server(runner, f"import {module}")))
+    sessions = [runner.session(LIMITS) for _ in range(5)]
     for number, session in enumerate(sessions):
         session.run(f"x = {number}")
     # A keeper and a state each.
     held = {"_SESSIONS": 4, "_IDLE_S": 0}[limit]
-    assert settles(lambda: len(below(*executor.pids())) - before <= held)
+    assert settles(lambda: len(below(*runner.pids())) - before <= held)
     for number, session in enumerate(sessions):
         assert session.run("print(x)").stdout == f"{number}\n"
         session.close()

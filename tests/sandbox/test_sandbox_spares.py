@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from processes import settles, started
 
-from gem_sandbox import BwrapExecutor, Limits
+from gem_sandbox import BwrapRunner, Limits
 from gem_sandbox.inside import spare
 from gem_sandbox.inside.confine import filters
 from gem_sandbox.inside.protocol import FAILED, REQUEST
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def sandbox() -> Iterator[BwrapExecutor]:
+def sandbox() -> Iterator[BwrapRunner]:
     # Interpreters of its own: those without imports, with common ones, and with this module.
-    executor = BwrapExecutor(servers=1, modules=("colorsys",))
-    executor.run("import colorsys")
-    assert settles(lambda: len(waiting(executor)) == 3)
-    yield executor
+    runner = BwrapRunner(servers=1, modules=("colorsys",))
+    runner.run("import colorsys")
+    assert settles(lambda: len(waiting(runner)) == 3)
+    yield runner
 
 
 def children(pid: int) -> list[int]:
@@ -41,9 +41,9 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def waiting(executor: BwrapExecutor) -> dict[int, list[int]]:
+def waiting(runner: BwrapRunner) -> dict[int, list[int]]:
     """By process id of an interpreter, the processes that wait for its programs."""
-    [bwrap] = executor.pids()
+    [bwrap] = runner.pids()
     [first] = children(bwrap)
     found: dict[int, list[int]] = {}
     servers = children(first)
@@ -55,7 +55,7 @@ def waiting(executor: BwrapExecutor) -> dict[int, list[int]]:
     return {server: pids for server, pids in found.items() if len(pids) == SPARES}
 
 
-def test_those_that_died_are_replaced(sandbox: BwrapExecutor) -> None:
+def test_those_that_died_are_replaced(sandbox: BwrapRunner) -> None:
     before = waiting(sandbox)
     died = {pid for pids in before.values() for pid in pids}
     for pid in died:
@@ -67,11 +67,11 @@ def test_those_that_died_are_replaced(sandbox: BwrapExecutor) -> None:
     assert [result.stdout for result in results] == ["1\n"] * 16
 
 
-def everyone(executor: BwrapExecutor) -> list[int]:
-    return [pid for pids in waiting(executor).values() for pid in pids]
+def everyone(runner: BwrapRunner) -> list[int]:
+    return [pid for pids in waiting(runner).values() for pid in pids]
 
 
-def test_they_end_with_their_interpreter_and_the_next_program_runs(sandbox: BwrapExecutor) -> None:
+def test_they_end_with_their_interpreter_and_the_next_program_runs(sandbox: BwrapRunner) -> None:
     *_, (server, pids) = waiting(sandbox).items()
     before = {pid: started(pid) for pid in pids}
     os.kill(server, signal.SIGKILL)
@@ -79,7 +79,7 @@ def test_they_end_with_their_interpreter_and_the_next_program_runs(sandbox: Bwra
     assert sandbox.run("import colorsys; print(2)").stdout == "2\n"
 
 
-def test_each_runs_one_program(sandbox: BwrapExecutor) -> None:
+def test_each_runs_one_program(sandbox: BwrapRunner) -> None:
     for _ in range(2 * SPARES):
         ready = set(everyone(sandbox))
         assert sandbox.run("print(1)").stdout == "1\n"
@@ -87,7 +87,7 @@ def test_each_runs_one_program(sandbox: BwrapExecutor) -> None:
         assert len(ready - set(everyone(sandbox))) == 1
 
 
-def test_more_programs_than_processes_wait_run_at_a_time(sandbox: BwrapExecutor) -> None:
+def test_more_programs_than_processes_wait_run_at_a_time(sandbox: BwrapRunner) -> None:
     # The interpreter of programs that import something.
     _, server, *_ = waiting(sandbox)
     programs = 3 * SPARES
@@ -99,7 +99,7 @@ def test_more_programs_than_processes_wait_run_at_a_time(sandbox: BwrapExecutor)
         assert {program.result().limit_hit for program in running} == {"time"}
 
 
-def test_waiting_costs_a_program_none_of_its_time(sandbox: BwrapExecutor) -> None:
+def test_waiting_costs_a_program_none_of_its_time(sandbox: BwrapRunner) -> None:
     limit = Limits(cpu_s=2.0)
     time.sleep(2.5)
     result = sandbox.run("print(1)", "", limit)
@@ -108,9 +108,7 @@ def test_waiting_costs_a_program_none_of_its_time(sandbox: BwrapExecutor) -> Non
 
 
 @pytest.mark.parametrize("disk_mb", [3, 64, 65])
-def test_the_folder_is_empty_and_as_large_as_asked_for(
-    sandbox: BwrapExecutor, disk_mb: int
-) -> None:
+def test_the_folder_is_empty_and_as_large_as_asked_for(sandbox: BwrapRunner, disk_mb: int) -> None:
     show = (
         "import os; s = os.statvfs('/tmp')\n"
         "print(s.f_blocks * s.f_frsize >> 20, os.listdir('/tmp'))"
@@ -119,7 +117,7 @@ def test_the_folder_is_empty_and_as_large_as_asked_for(
     assert result.stdout == f"{disk_mb} ['program.py']\n"
 
 
-def test_programs_have_limits_ids_and_random_numbers_of_their_own(sandbox: BwrapExecutor) -> None:
+def test_programs_have_limits_ids_and_random_numbers_of_their_own(sandbox: BwrapRunner) -> None:
     show = (
         "import os, random, resource\n"
         "print(os.getuid(), random.random(), os.getpid(), os.getsid(0), "

@@ -16,13 +16,13 @@ from gem_sandbox.tool import PythonTool
 GUESS = "game:GuessTheNumber-v0-easy"
 
 
-def make(executor: str, session: bool = False) -> Any:
+def make(runner: str, session: bool = False) -> Any:
     """An environment with the Python tool, in an episode."""
     try:
-        resolve(executor)
+        resolve(runner)
     except (ConfigurationError, MissingExtraError) as error:
         pytest.skip(str(error))
-    python = PythonTool(executor=executor, session=session, timeout_s=30.0)
+    python = PythonTool(runner=runner, session=session, timeout_s=30.0)
     made = ToolEnv(gem.make(GUESS), python, max_tool_uses=99)
     made.reset(seed=0)
     return made
@@ -31,9 +31,9 @@ def make(executor: str, session: bool = False) -> Any:
 SESSIONS = ["bwrap"]
 
 
-def with_session(executor: str) -> Any:
+def with_session(runner: str) -> Any:
     """An environment whose programs go on where those before them ended."""
-    return make(executor, session=True)
+    return make(runner, session=True)
 
 
 SCRIPT = [
@@ -47,18 +47,18 @@ SCRIPT = [
 ]
 
 
-@pytest.mark.parametrize("executor", SESSIONS)
+@pytest.mark.parametrize("runner", SESSIONS)
 @pytest.mark.parametrize("at", range(len(SCRIPT) + 1))
 def test_an_episode_with_a_session_goes_on_the_same_from_every_snapshot(
-    executor: str, at: int
+    runner: str, at: int
 ) -> None:
-    env = with_session(executor)
+    env = with_session(runner)
     for action in SCRIPT[:at]:
         env.step(action)
     state = env.snapshot()
     expected = [env.step(action) for action in SCRIPT[at:]]
     env.restore(state)
-    copies = [env, with_session(executor), env.spawn(same_state=True)]
+    copies = [env, with_session(runner), env.spawn(same_state=True)]
     copies += [pickle.loads(pickle.dumps(env))]
     copies[1].step("<python>x = 'of another episode'</python>")
     copies[1].restore(state)
@@ -67,9 +67,9 @@ def test_an_episode_with_a_session_goes_on_the_same_from_every_snapshot(
         copy.close()
 
 
-@pytest.mark.parametrize("executor", SESSIONS)
-def test_an_episode_begins_with_nothing_from_the_one_before(executor: str) -> None:
-    env = with_session(executor)
+@pytest.mark.parametrize("runner", SESSIONS)
+def test_an_episode_begins_with_nothing_from_the_one_before(runner: str) -> None:
+    env = with_session(runner)
     assert "variables and imports are kept" in env.reset(seed=0)[0]
     env.step("<python>x = 1</python>")
     untouched = env.spawn(seed=1)
@@ -98,8 +98,8 @@ def test_without_a_session_nothing_is_kept() -> None:
 
 
 def test_a_session_where_there_can_be_none_is_refused_at_reset() -> None:
-    env = ToolEnv(gem.make(GUESS), {"name": "python", "executor": "subprocess", "session": True})
-    with pytest.raises(ConfigurationError, match="SubprocessExecutor keeps nothing"):
+    env = ToolEnv(gem.make(GUESS), {"name": "python", "runner": "subprocess", "session": True})
+    with pytest.raises(ConfigurationError, match="SubprocessRunner keeps nothing"):
         env.reset(seed=0)
 
 
@@ -126,13 +126,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("session", [False, True], ids=["alone", "session"])
-@pytest.mark.parametrize("executor", ["bwrap", "subprocess"])
+@pytest.mark.parametrize("runner", ["bwrap", "subprocess"])
 def test_nothing_that_a_policy_writes_raises_or_ends_the_episode(
-    executor: str, session: bool
+    runner: str, session: bool
 ) -> None:
-    if session and executor == "subprocess":
+    if session and runner == "subprocess":
         pytest.skip("subprocess has no sessions")
-    env = make(executor, session=session)
+    env = make(runner, session=session)
     for name, (action, words) in BAD.items():
         observation, _, terminated, truncated, info = env.step(action)
         assert words in observation, name

@@ -18,11 +18,11 @@ import gem_sandbox as sandbox
 from gem.errors import ConfigurationError, UnknownParameterError, UnreachableError
 from gem.tools import Tool, ToolCall, make_tools
 from gem.tools.base import clip, json_call
-from gem_sandbox import Executor, Limits, Result
+from gem_sandbox import Limits, Result, Runner
 from gem_sandbox.tool import PythonTool
 
 
-class Recorder(Executor):
+class Recorder(Runner):
     """Runs nothing: notes the programs and returns what it was told to."""
 
     def __init__(self, *results: Result | Exception) -> None:
@@ -38,7 +38,7 @@ class Recorder(Executor):
 
 
 def tool(**parameters: Any) -> PythonTool:
-    return PythonTool(**{"executor": "subprocess", **parameters})
+    return PythonTool(**{"runner": "subprocess", **parameters})
 
 
 def called(text: str, **parameters: Any) -> ToolCall:
@@ -103,7 +103,7 @@ def test_the_block_that_ends_first_runs_and_the_others_are_named_as_ignored() ->
     assert code(two) == "a"
     assert called(two).ignored == 2
     recorder = Recorder(Result("1\n", "", 0, 0.0))
-    python = tool(executor=recorder)
+    python = tool(runner=recorder)
     call = called(two)
     assert python.observe(call, python.execute(call)).endswith(
         "(Only your first call was executed; 2 more calls were ignored.)"
@@ -136,7 +136,7 @@ def test_a_fenced_block_is_no_call_where_answers_are_fenced() -> None:
 )
 def test_wrong_arguments_are_told_and_run_nothing(arguments: Any, why: str) -> None:
     recorder = Recorder()
-    python = tool(executor=recorder)
+    python = tool(runner=recorder)
     call = python.parse(
         f"<tool_call>{json.dumps({'name': 'python', 'arguments': arguments})}</tool_call>"
     )
@@ -161,7 +161,7 @@ def test_wrong_arguments_are_told_and_run_nothing(arguments: Any, why: str) -> N
     ).map("".join)
 )
 def test_no_text_makes_parsing_or_a_call_raise(text: str) -> None:
-    python = tool(executor=Recorder())
+    python = tool(runner=Recorder())
     call = python.parse(text)
     if call is not None:
         python.execute(call).text.encode()
@@ -186,7 +186,7 @@ def _parse_s(text: str) -> float:
 
 
 def shown(result: Result, **parameters: Any) -> tuple[str, bool]:
-    done = tool(executor=Recorder(result), **parameters).execute(ToolCall("python", {"code": ""}))
+    done = tool(runner=Recorder(result), **parameters).execute(ToolCall("python", {"code": ""}))
     return done.text.removeprefix("Code execution result: "), done.ok
 
 
@@ -231,7 +231,7 @@ def test_long_output_keeps_its_head_and_its_tail(text: str, limit: int) -> None:
 
 def test_one_call_is_one_run() -> None:
     recorder = Recorder(Result("", "NameError: name 'np' is not defined", 1, 0.0))
-    tool(executor=recorder).execute(ToolCall("python", {"code": "np"}))
+    tool(runner=recorder).execute(ToolCall("python", {"code": "np"}))
     assert recorder.programs == ["np"]
 
 
@@ -239,16 +239,16 @@ def test_a_sandbox_that_fails_is_tried_again_and_then_raises() -> None:
     gone = UnreachableError("no sandbox")
     call = ToolCall("python", {"code": "1"})
     recorder = Recorder(gone, gone, Result("1", "", 0, 0.0))
-    assert tool(executor=recorder, retries=2).execute(call).ok
+    assert tool(runner=recorder, retries=2).execute(call).ok
     recorder = Recorder(gone, gone, gone)
     with pytest.raises(UnreachableError, match="no sandbox"):
-        tool(executor=recorder, retries=2).execute(call)
+        tool(runner=recorder, retries=2).execute(call)
     recorder = Recorder(gone, gone, Result("1", "", 0, 0.0))
-    assert asyncio.run(tool(executor=recorder, retries=2).aexecute(call)).ok
+    assert asyncio.run(tool(runner=recorder, retries=2).aexecute(call)).ok
 
 
 class Waiting(Recorder):
-    """An executor with an `arun` of its own, which uses no thread."""
+    """A runner with an `arun` of its own, which uses no thread."""
 
     async def arun(
         self,
@@ -260,10 +260,10 @@ class Waiting(Recorder):
         return Result(f"{threading.current_thread().name}, {limits.cpu_s:g} s", "", 0, 0.0)
 
 
-def test_a_custom_executors_own_arun_runs_asynchronous_calls() -> None:
+def test_a_custom_runners_own_arun_runs_asynchronous_calls() -> None:
     waiting = Waiting()
     call = ToolCall("python", {"code": "1"})
-    result = asyncio.run(tool(executor=waiting, timeout_s=3.0).aexecute(call))
+    result = asyncio.run(tool(runner=waiting, timeout_s=3.0).aexecute(call))
     assert result.text.endswith(f": {threading.current_thread().name}, 3 s")
     assert waiting.programs == []
 
@@ -296,7 +296,7 @@ def test_by_default_programs_are_isolated_or_nothing_runs(tmp_path: Path) -> Non
     try:
         sandbox.resolve(None)
     except ConfigurationError:
-        with pytest.raises(ConfigurationError, match="executor"):
+        with pytest.raises(ConfigurationError, match="runner"):
             python.reset()
         return
     python.reset()

@@ -1,9 +1,9 @@
-"""Programs as people write them: what an executor runs as `python3 program.py` does.
+"""Programs as people write them: what a runner runs as `python3 program.py` does.
 
 Three numbers and their sum are the task of most: the input is `INPUT`, and what matters is how the
 program reads it, how it writes `6`, and how it ends.
 
-Needs only `gem_sandbox`, so that any interpreter can compare: `python idioms.py EXECUTOR SOURCES`.
+Needs only `gem_sandbox`, so that any interpreter can compare: `python idioms.py RUNNER SOURCES`.
 """
 
 from __future__ import annotations
@@ -121,15 +121,15 @@ def differing(
 
 
 def main() -> None:
-    """Print in which idioms an executor differs from this interpreter, and how deep it recurses."""
-    name, sources = sys.argv[1:]
-    sys.path.insert(0, sources)
+    """Print in which idioms a runner differs from this interpreter, and how deep it recurses."""
+    name, *sources = sys.argv[1:]
+    sys.path[:0] = sources
     from gem_sandbox import Limits, resolve
 
-    executor = resolve(name)
+    runner = resolve(name)
 
     def run(idiom: Idiom) -> Outcome:
-        result = executor.run(idiom.program, idiom.stdin, Limits(cpu_s=_TIMEOUT_S))
+        result = runner.run(idiom.program, idiom.stdin, Limits(cpu_s=_TIMEOUT_S))
         return outcome(result.stdout, result.exit_code, result.stderr)
 
     for line in differing(IDIOMS, run, expected):

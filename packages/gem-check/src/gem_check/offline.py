@@ -39,7 +39,7 @@ def replacements(id: str, given: Collection[str] = ()) -> list[Replacement]:
     known = inspect.signature(spec.load()).parameters
     return [
         Replacement(name, used, repr(parameters[name]) if name in parameters else "the default")
-        for name, used in {"source": "sample", "executor": "subprocess"}.items()
+        for name, used in {"source": "sample", "runner": "subprocess"}.items()
         if name in known and name not in given
     ]
 

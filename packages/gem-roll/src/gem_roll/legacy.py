@@ -112,8 +112,8 @@ class CodeEnv(DatasetEnv):
     """Base class of `roll_code`."""
 
     def _check_correct(self, model_code: str) -> bool:
-        executor, most = _executor(self.given["sandbox_type"]), self.given["max_tests"]
-        return code.grade(model_code, self.answer, executor=executor, max_tests=most).correct
+        runner, most = _runner(self.given["sandbox_type"]), self.given["max_tests"]
+        return code.grade(model_code, self.answer, runner=runner, max_tests=most).correct
 
 
 extract_last_boxed_answer, extract_code_from_model = BOXED.extract, FENCED_CODE.extract
@@ -121,11 +121,11 @@ extract_last_boxed_answer, extract_code_from_model = BOXED.extract, FENCED_CODE.
 
 def run_python(code: str, sandbox_type: str, stdin: str | None = None, timeout: float = 10) -> Any:
     """Run a program; return whether it succeeded, and what it wrote on stdout and stderr."""
-    result = resolve(_executor(sandbox_type)).run(code, stdin or "", Limits(cpu_s=timeout))
+    result = resolve(_runner(sandbox_type)).run(code, stdin or "", Limits(cpu_s=timeout))
     return result.exit_code == 0 and not result.limit_hit, result.stdout, result.stderr
 
 
-def _executor(sandbox_type: str) -> str:
+def _runner(sandbox_type: str) -> str:
     # `none` ran programs as the user who trains; so does `subprocess`, but within limits.
     return "subprocess" if sandbox_type == "none" else sandbox_type
 

@@ -1,4 +1,4 @@
-"""The security audit: runs the attacks of `attacks` against an executor, on this machine.
+"""The security audit: runs the attacks of `attacks` against a runner, on this machine.
 
 Called by `gem_sandbox.doctor` and the tests.
 """
@@ -21,12 +21,12 @@ from pathlib import Path
 from gem.errors import ConfigurationError, UnreachableError
 from gem_sandbox.attacks import ATTACKS, Attack
 from gem_sandbox.attacks.golds import excerpts
-from gem_sandbox.base import Executor, Limits, Result
+from gem_sandbox.base import Limits, Result, Runner
 
 # CPU time beyond the limit: a machine of many cores may be this late in killing a program of many
 # processes.
 _LATE_S = 10.0
-# Runs of `before` and `after`: more than an executor has spare processes, so that some of the runs
+# Runs of `before` and `after`: more than a runner has spare processes, so that some of the runs
 # get a process made after the attack.
 _TIMES = 6
 # Its output differs every time, so a lost session cannot be rebuilt by running its programs again.
@@ -44,7 +44,7 @@ class Finding:
     got: str
     """What the attack reached; empty if the sandbox held."""
     tried: bool = True
-    """False for an attack on sessions if the executor has none."""
+    """False for an attack on sessions if the runner has none."""
 
 
 @dataclass(frozen=True)
@@ -93,48 +93,48 @@ def host() -> Iterator[Host]:
             del os.environ["GEM_AUDIT_WORD"]
 
 
-def audit(executor: Executor, attacks: list[Attack] | None = None) -> Iterator[Finding]:
-    """Run attacks against an executor.
+def audit(runner: Runner, attacks: list[Attack] | None = None) -> Iterator[Finding]:
+    """Run attacks against a runner.
 
     Raises:
-        ConfigurationError: The executor claims no isolation: the attacks would do real harm.
-        UnreachableError: The executor cannot run programs.
+        ConfigurationError: The runner claims no isolation: the attacks would do real harm.
+        UnreachableError: The runner cannot run programs.
     """
-    if not executor.isolates:
+    if not runner.isolates:
         raise ConfigurationError(
-            f"{type(executor).__name__} isolates nothing; attacks would harm this machine"
+            f"{type(runner).__name__} isolates nothing; attacks would harm this machine"
         )
     with host() as particulars:
-        executor.run("print(1)", limits=Limits(cpu_s=60))
+        runner.run("print(1)", limits=Limits(cpu_s=60))
         for attack in ATTACKS if attacks is None else attacks:
-            if attack.session and not _has_sessions(executor):
+            if attack.session and not _has_sessions(runner):
                 yield Finding(attack, "", tried=False)
             else:
-                yield Finding(attack, _try(executor, attack, particulars))
+                yield Finding(attack, _try(runner, attack, particulars))
 
 
-def _has_sessions(executor: Executor) -> bool:
+def _has_sessions(runner: Runner) -> bool:
     try:
-        executor.session().close()
+        runner.session().close()
     except ConfigurationError:
         return False
     return True
 
 
-def _try(executor: Executor, attack: Attack, host: Host) -> str:
+def _try(runner: Runner, attack: Attack, host: Host) -> str:
     try:
-        with _neighbours(executor, attack, host) as problems:
+        with _neighbours(runner, attack, host) as problems:
             for _ in range(_TIMES if attack.before else 0):
-                executor.run(host.fill(attack.before))
-            results = list(_attack(executor, attack, host))
+                runner.run(host.fill(attack.before))
+            results = list(_attack(runner, attack, host))
             after = host.fill(attack.after)
-            results += [executor.run(after, limits=attack.limits) for _ in range(_TIMES) if after]
-            alive = executor.run("print(6 * 7)")
+            results += [runner.run(after, limits=attack.limits) for _ in range(_TIMES) if after]
+            alive = runner.run("print(6 * 7)")
     except UnreachableError as error:
         return f"the sandbox ended: {error}"
     result = results[0]
     problems += [line for each in results for line in _got(each)]
-    # A program that fails to start in this executor counts as held.
+    # A program that fails to start in this runner counts as held.
     if attack.limit_hit and result.limit_hit != attack.limit_hit and result.exit_code == 0:
         problems.append(f"no {attack.limit_hit} limit")
     over_s = max(each.cpu_s or 0.0 for each in results) - attack.limits.cpu_s
@@ -152,12 +152,12 @@ def _try(executor: Executor, attack: Attack, host: Host) -> str:
     return "; ".join(problems)
 
 
-def _attack(executor: Executor, attack: Attack, host: Host) -> Iterator[Result]:
+def _attack(runner: Runner, attack: Attack, host: Host) -> Iterator[Result]:
     program, further = host.fill(attack.program), host.fill(attack.further)
     if not attack.session:
-        yield executor.run(program, limits=attack.limits)
+        yield runner.run(program, limits=attack.limits)
         return
-    with executor.session(attack.limits) as session:
+    with runner.session(attack.limits) as session:
         session.run(_UNREPEATABLE)
         yield session.run(program)
         if attack.further:
@@ -169,15 +169,15 @@ def _attack(executor: Executor, attack: Attack, host: Host) -> Iterator[Result]:
 
 
 @contextlib.contextmanager
-def _neighbours(executor: Executor, attack: Attack, host: Host) -> Iterator[list[str]]:
+def _neighbours(runner: Runner, attack: Attack, host: Host) -> Iterator[list[str]]:
     """Keep a session and a program running beside an attack; yield the list of harm to them."""
     problems: list[str] = []
-    if attack.isolation != "processes" or not _has_sessions(executor):
+    if attack.isolation != "processes" or not _has_sessions(runner):
         yield problems
         return
-    with executor.session() as session, ThreadPoolExecutor(1) as thread:
+    with runner.session() as session, ThreadPoolExecutor(1) as thread:
         session.run(host.fill(_NEIGHBOUR))
-        running = thread.submit(executor.run, _BRIEF_NEIGHBOUR)
+        running = thread.submit(runner.run, _BRIEF_NEIGHBOUR)
         yield problems
         try:
             if running.result().stdout != "lived\n":

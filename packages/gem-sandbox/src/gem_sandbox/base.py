@@ -1,4 +1,4 @@
-"""The executor interface: `Executor`, `Session`, `Limits`, `Result`."""
+"""The runner interface: `Runner`, `Session`, `Limits`, `Result`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gem.errors import ConfigurationError
 from gem.parameters import integer
 
 ISOLATION = frozenset({"files", "network", "processes"})
-"""What an executor can keep programs from; see `Executor.isolates`."""
+"""What a runner can keep programs from; see `Runner.isolates`."""
 
 OWN_TIMES = 2.0
 """Own time that a program may take, in multiples of its CPU time."""
@@ -26,7 +26,7 @@ _LONGEST_S = 10**6
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of one run; every executor enforces them as far as the platform allows.
+    """Resource limits of one run; every runner enforces them as far as the platform allows.
 
     Raises:
         ConfigurationError: A limit is not a positive finite number, or a limit other than `cpu_s`
@@ -38,7 +38,7 @@ class Limits:
     take no more than `own_s`. Neither depends on what else the machine does."""
     memory_mb: int = 1024
     """Address space of the program, beyond that of a warm interpreter; of all its processes
-    together if the executor can count them."""
+    together if the runner can count them."""
     output_bytes: int = 1 << 20
     """Bytes kept of stdout, and as many of stderr; a program that writes more to one of them may be
     stopped. Raise it where long output is no error."""
@@ -87,7 +87,7 @@ class Result:
     limit_hit: str | None = None
     """`time`, `memory` or `output` when that limit ended or cut the run."""
     cpu_s: float | None = None
-    """CPU time of the program and what it started; None if the executor does not measure it."""
+    """CPU time of the program and what it started; None if the runner does not measure it."""
 
 
 class Session(ABC):
@@ -137,12 +137,12 @@ class Session(ABC):
         self.close()
 
 
-class Executor(ABC):
+class Runner(ABC):
     """Runs Python programs. Instances can be used from several threads at once, and pickled."""
 
     isolates: ClassVar[frozenset[str]] = frozenset()
     """What the program cannot reach, out of `files` (the user's), `network`, `processes` (seeing
-    and signalling others). An executor that claims nothing is unsafe."""
+    and signalling others). A runner that claims nothing is unsafe."""
 
     def __init_subclass__(cls) -> None:
         """Check the claim.
@@ -177,8 +177,8 @@ class Executor(ABC):
         other and with nothing else. The caller closes the session; it also ends with this process.
 
         Raises:
-            ConfigurationError: This executor has no sessions.
+            ConfigurationError: This runner has no sessions.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} keeps nothing between programs; sessions need executor='bwrap'"
+            f"{type(self).__name__} keeps nothing between programs; sessions need runner='bwrap'"
         )

@@ -1,4 +1,4 @@
-"""The `bwrap` executor: a pool of bubblewrap sandboxes whose warm interpreters fork per program.
+"""The `bwrap` runner: a pool of bubblewrap sandboxes whose warm interpreters fork per program.
 
 `bwrap_server.Server` is one sandbox seen from outside; `inside` is the code that runs in it.
 """
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gem.admission import Core
 from gem.errors import ConfigurationError
 from gem.parameters import integer, optional
-from gem_sandbox.base import Executor, Limits, Result, Session
+from gem_sandbox.base import Limits, Result, Runner, Session
 from gem_sandbox.bwrap_server import Server
 from gem_sandbox.bwrap_session import BwrapSession
 from gem_sandbox.packages import names, shown
@@ -30,7 +30,7 @@ MODULES = ("numpy", "sympy")
 _MOST_SERVERS = 4096
 
 
-class BwrapExecutor(Executor):
+class BwrapRunner(Runner):
     """Runs each program in a fork of a warm interpreter inside a bubblewrap sandbox.
 
     The sandbox has no network and none of the user's files or environment variables; system
@@ -38,7 +38,7 @@ class BwrapExecutor(Executor):
     reasoning-gym, which hold golds and generate tasks, are never in it, nor is any distribution
     that needs them. Each program has its own PID namespace, user namespace and temporary folder,
     no capabilities, and a system call filter. When it ends, everything that it started is killed
-    and its folder is deleted. All executors of this process with the same parameters share the
+    and its folder is deleted. All runners of this process with the same parameters share the
     interpreters, which start when first needed.
 
     A program is PID 1 of its namespace: the kernel ignores signals that it sends to itself without
@@ -73,7 +73,7 @@ class BwrapExecutor(Executor):
         self.servers = integer("servers", servers, 1, _MOST_SERVERS)
         if sys.platform != "linux" or shutil.which("bwrap") is None:
             raise ConfigurationError(
-                "the bwrap executor needs Linux and bubblewrap, and `bwrap` is not on the PATH; "
+                "the bwrap runner needs Linux and bubblewrap, and `bwrap` is not on the PATH; "
                 f"install it: {INSTALL}"
             )
         self.modules = names("modules", modules)
@@ -82,7 +82,7 @@ class BwrapExecutor(Executor):
             shown(self.distributions, self.modules)
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
-        """Run a program; see `Executor.run`."""
+        """Run a program; see `Runner.run`."""
         source = encoded(code)
         given, level = encoded(stdin), _level(source, self.modules)
 
@@ -93,7 +93,7 @@ class BwrapExecutor(Executor):
         return attempted(run)
 
     def session(self, limits: Limits = Limits()) -> Session:  # noqa: B008
-        """Begin a session; see `Executor.session`.
+        """Begin a session; see `Runner.session`.
 
         Each program runs in a fork of the previous program's process: a killed program leaves no
         trace, and a snapshot is a process that is kept. Processes that a program leaves behind are

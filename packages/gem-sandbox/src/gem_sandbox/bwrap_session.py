@@ -1,4 +1,4 @@
-"""Sessions of the `bwrap` executor, seen from outside; `inside.session` is the other side.
+"""Sessions of the `bwrap` runner, seen from outside; `inside.session` is the other side.
 
 The session keeps the programs so far. If the process to fork is gone, it runs them again in a
 fresh sandbox and compares their output.
@@ -49,7 +49,7 @@ class _Place:
 
 
 class BwrapSession(Session):
-    """A session of `BwrapExecutor`; see `BwrapExecutor.session`."""
+    """A session of `BwrapRunner`; see `BwrapRunner.session`."""
 
     def __init__(self, connect: Callable[[], Server], limits: Limits) -> None:
         """Store the parameters; nothing is started.

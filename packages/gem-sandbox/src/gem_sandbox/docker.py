@@ -1,4 +1,4 @@
-"""The `docker` executor: one container per program (extra `docker`)."""
+"""The `docker` runner: one container per program (extra `docker`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from gem.admission import Core
 from gem.errors import ConfigurationError, UnreachableError
 from gem.plugins import extra
-from gem_sandbox.base import Executor, Limits, Result
+from gem_sandbox.base import Limits, Result, Runner
 from gem_sandbox.running import attempted, watch
 from gem_sandbox.streams import encoded
 
@@ -41,7 +41,7 @@ _ENVIRONMENT = {
 }
 
 
-class DockerExecutor(Executor):
+class DockerRunner(Runner):
     """Runs each program in a container of its own, which takes hundreds of milliseconds.
 
     The container has no network, a read-only image, a temporary folder in memory, an unprivileged
@@ -72,11 +72,11 @@ class DockerExecutor(Executor):
             ) from error
         except docker.errors.DockerException as error:
             raise ConfigurationError(
-                f"the docker executor needs a running container engine: {error}"
+                f"the docker runner needs a running container engine: {error}"
             ) from error
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
-        """Run a program; see `Executor.run`."""
+        """Run a program; see `Runner.run`."""
         docker = _docker()
         program = encoded(code)
         given = b"%d\n" % len(program) + program + encoded(stdin)
@@ -207,4 +207,4 @@ class _ContainerClock:
 
 
 def _docker() -> Any:
-    return extra("docker", f"the docker executor needs the SDK: {INSTALL}")
+    return extra("docker", f"the docker runner needs the SDK: {INSTALL}")

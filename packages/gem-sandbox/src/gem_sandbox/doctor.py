@@ -1,4 +1,4 @@
-"""The command `doctor`: which executors work on this machine and withstand the audit's attacks."""
+"""The command `doctor`: which runners work on this machine and withstand the audit's attacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from gem.errors import GemError
-from gem_sandbox import Executor, Limits, executor_class, executor_names, resolve
+from gem_sandbox import Limits, Runner, resolve, runner_class, runner_names
 from gem_sandbox.attacks import ATTACKS
 from gem_sandbox.audit import audit
 
@@ -33,56 +33,56 @@ _DEPTHS = (10_000, 50_000, 100_000, 200_000)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; return the exit status, 1 if an executor is missing or did not hold."""
+    """Run the command; return the exit status, 1 if a runner is missing or did not hold."""
     about = "what programs of a policy can run in here"
     parser = argparse.ArgumentParser(prog="python -m gem doctor", description=about)
-    about = "attack these executors (default: all that isolate) and print what came of it"
-    parser.add_argument("--audit", nargs="*", metavar="EXECUTOR", help=about)
+    about = "attack these runners (default: all that isolate) and print what came of it"
+    parser.add_argument("--audit", nargs="*", metavar="RUNNER", help=about)
     arguments = parser.parse_args(argv)
     if arguments.audit is None:
-        return 0 if executors() else 1
+        return 0 if runners() else 1
     for name in arguments.audit:
-        executor_class(name)
+        runner_class(name)
     return 0 if table(arguments.audit) else 1
 
 
-def executors() -> bool:
-    """Print which executors work here, what each isolates, the latency of `print(1)`, and which
+def runners() -> bool:
+    """Print which runners work here, what each isolates, the latency of `print(1)`, and which
     Python runs programs there.
 
     Returns:
-        Whether `executor=None` works, that is, `bwrap` is available.
+        Whether `runner=None` works, that is, `bwrap` is available.
     """
-    print(f"{'executor':12}{'isolates':30}{'print(1)':>10}")
-    for name in executor_names():
-        there = _executor(name)
+    print(f"{'runner':12}{'isolates':30}{'print(1)':>10}")
+    for name in runner_names():
+        there = _runner(name)
         if isinstance(there, str):
             print(f"{name:12}not available: {there}")
             continue
         isolates = ", ".join(sorted(there.isolates)) or "nothing (unsafe)"
         print(f"{name:12}{isolates:30}{_latency_ms(there):7.1f} ms")
         print(f"{'':12}programs run in {_judge(there)}")
-    return not isinstance(_executor("bwrap"), str)
+    return not isinstance(_runner("bwrap"), str)
 
 
 def table(names: Iterable[str] = ()) -> bool:
-    """Run all attacks against executors and print the results as a Markdown table.
+    """Run all attacks against runners and print the results as a Markdown table.
 
     Args:
-        names: Names of executors; empty: all that are available and claim to isolate.
+        names: Names of runners; empty: all that are available and claim to isolate.
 
     Returns:
-        Whether all of them held. A named executor that is not available counts as not held.
+        Whether all of them held. A named runner that is not available counts as not held.
     """
-    chosen = list(names) or executor_names()
-    there = {name: _executor(name) for name in chosen}
+    chosen = list(names) or runner_names()
+    there = {name: _runner(name) for name in chosen}
     absent = [name for name in chosen if isinstance(there[name], str)]
     for name in absent:
         print(f"{name} is not available: {there[name]}\n")
     tested = {
         name: tier
         for name, tier in there.items()
-        if isinstance(tier, Executor) and (names or tier.isolates)
+        if isinstance(tier, Runner) and (names or tier.isolates)
     }
     findings = {name: list(audit(tier)) for name, tier in tested.items()}
     print("| attack | tests | " + " | ".join(tested) + " |")
@@ -95,8 +95,8 @@ def table(names: Iterable[str] = ()) -> bool:
     return held and not (absent if names else ())
 
 
-def _executor(name: str) -> Executor | str:
-    """Return a working executor, or the reason why it is not available."""
+def _runner(name: str) -> Runner | str:
+    """Return a working runner, or the reason why it is not available."""
     try:
         there = resolve(name)
         there.run("print(1)", limits=Limits(cpu_s=60.0))
@@ -105,31 +105,31 @@ def _executor(name: str) -> Executor | str:
     return there
 
 
-def _judge(executor: Executor) -> str:
-    """Return which Python an executor runs programs in, and how deep they may recurse."""
-    about = executor.run(_ABOUT)
+def _judge(runner: Runner) -> str:
+    """Return which Python a runner runs programs in, and how deep they may recurse."""
+    about = runner.run(_ABOUT)
     if about.exit_code or not about.stdout.endswith("digits"):
         return "an interpreter that does not say what it is"
-    depths = [_depth(executor, stdin) for stdin in ("", "cached")]
+    depths = [_depth(runner, stdin) for stdin in ("", "cached")]
     return f"{about.stdout}, recursion of {depths[0]:,} calls, {depths[1]:,} through lru_cache"
 
 
-def _depth(executor: Executor, stdin: str) -> int:
-    """Return the deepest recursion, out of those tried, that an executor's programs reach."""
+def _depth(runner: Runner, stdin: str) -> int:
+    """Return the deepest recursion, out of those tried, that a runner's programs reach."""
     reached = 0
     for depth in _DEPTHS:
         program = _DEEP.replace("DEPTH", str(depth))
-        if executor.run(program, stdin, Limits(cpu_s=60.0)).stdout != f"{depth}\n":
+        if runner.run(program, stdin, Limits(cpu_s=60.0)).stdout != f"{depth}\n":
             break
         reached = depth
     return reached
 
 
-def _latency_ms(executor: Executor) -> float:
+def _latency_ms(runner: Runner) -> float:
     """Return the median time of `print(1)` in milliseconds."""
     times = []
     for _ in range(_CALLS):
         began = time.perf_counter()
-        executor.run("print(1)")
+        runner.run("print(1)")
         times.append(time.perf_counter() - began)
     return statistics.median(times) * 1000

@@ -42,7 +42,7 @@ class CodeEnv(DatasetEnv):
         self,
         source: Source,
         *,
-        executor: sandbox.Executor | str | None = None,
+        runner: sandbox.Runner | str | None = None,
         tests_column: str = "tests",
         solution_column: str = "solution",
         max_tests: int = 12,
@@ -54,7 +54,7 @@ class CodeEnv(DatasetEnv):
 
         Args:
             source: Rows with a problem and tests.
-            executor: What runs the programs; see `gem_sandbox.resolve`. Whether None, the default,
+            runner: What runs the programs; see `gem_sandbox.resolve`. Whether None, the default,
                 finds one shows at the first `reset`.
             tests_column: Column with the tests.
             solution_column: Column with a right program, if there is one; only the oracle uses it.
@@ -66,9 +66,9 @@ class CodeEnv(DatasetEnv):
             ConfigurationError: A value is not allowed.
         """
         super().__init__(source, answer_column=tests_column, **options)  # type: ignore[misc]
-        if executor is not None:
-            sandbox.resolve(executor)
-        self.executor = executor
+        if runner is not None:
+            sandbox.resolve(runner)
+        self.runner = runner
         self.solution_column = text("solution_column", solution_column)
         self.max_tests = integer("max_tests", max_tests, 1, 10**6)
         self.timeout_s = positive("timeout_s", timeout_s)
@@ -78,10 +78,10 @@ class CodeEnv(DatasetEnv):
         """Show a problem; see `SingleTurnEnv.reset`.
 
         Raises:
-            ConfigurationError: There is no executor for the programs.
+            ConfigurationError: There is no runner for the programs.
         """
         # A missing sandbox must show before a model has written anything.
-        sandbox.resolve(self.executor)
+        sandbox.resolve(self.runner)
         return super().reset(seed=seed, **options)
 
     def _observe(self) -> Observation:
@@ -113,7 +113,7 @@ class CodeEnv(DatasetEnv):
             verdict = grader.grade(
                 answer,
                 self._tests(self._row()),
-                executor=self.executor,
+                runner=self.runner,
                 max_tests=self.max_tests,
                 timeout_s=self.timeout_s,
                 partial=self.partial,

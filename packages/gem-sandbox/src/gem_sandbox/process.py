@@ -1,4 +1,4 @@
-"""The `subprocess` executor: an ordinary child process with resource limits, no isolation."""
+"""The `subprocess` runner: an ordinary child process with resource limits, no isolation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import BinaryIO
 from gem.admission import Core
 from gem.errors import UnreachableError
 from gem.workers.clock import Clock
-from gem_sandbox.base import Executor, Limits, Result
+from gem_sandbox.base import Limits, Result, Runner
 from gem_sandbox.running import attempted, watch
 from gem_sandbox.streams import encoded
 
@@ -42,7 +42,7 @@ _LIMITS_C = (3, 12) <= sys.version_info < (3, 14)
 _BEGIN = "import sys; sys.path[0] = sys.argv[1]; from inside import program; program.main()"
 
 
-class SubprocessExecutor(Executor):
+class SubprocessRunner(Runner):
     """UNSAFE: the program runs as your own user, with your files and your network.
 
     The program is run by this process's interpreter, and ends with this process.
@@ -54,7 +54,7 @@ class SubprocessExecutor(Executor):
     """
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
-        """Run a program; see `Executor.run`. The start of its interpreter counts as CPU time."""
+        """Run a program; see `Runner.run`. The start of its interpreter counts as CPU time."""
         return attempted(lambda core: self._run(code, stdin, limits, core))
 
     def _run(self, code: str, stdin: str, limits: Limits, core: Core) -> Result:

@@ -1,4 +1,4 @@
-"""What executors share: attempts to run a program, and the limits of a process of this machine."""
+"""What runners share: attempts to run a program, and the limits of a process of this machine."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class PythonTool(Tool):
     def __init__(
         self,
         *,
-        executor: sandbox.Executor | str | None = None,
+        runner: sandbox.Runner | str | None = None,
         timeout_s: float = 5.0,
         memory_mb: int = 1024,
         max_output: int = 8192,
@@ -69,7 +69,7 @@ class PythonTool(Tool):
         """Store the parameters.
 
         Args:
-            executor: What runs the programs; see `gem_sandbox.resolve`. None, the default, is one
+            runner: What runs the programs; see `gem_sandbox.resolve`. None, the default, is one
                 that isolates; `reset` raises if none is available.
             timeout_s: Seconds of CPU time until a program is killed; see `gem_sandbox.Limits`.
             memory_mb: Memory of a program.
@@ -80,14 +80,14 @@ class PythonTool(Tool):
                 itself is a fenced block.
             retries: Further attempts when the sandbox itself fails.
             session: Whether variables, imports and files are kept between the calls of an episode;
-                needs an executor with sessions.
+                needs a runner with sessions.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        if isinstance(executor, str):
-            sandbox.executor_class(executor)
-        self.executor = executor
+        if isinstance(runner, str):
+            sandbox.runner_class(runner)
+        self.runner = runner
         self.timeout_s = positive("timeout_s", timeout_s)
         self.memory_mb = integer("memory_mb", memory_mb, 16, 10**6)
         self.max_output = integer("max_output", max_output, 64, 10**7)
@@ -97,16 +97,16 @@ class PythonTool(Tool):
         self.session = flag("session", session)
 
     def reset(self) -> None:
-        """Find the executor; end the session of the episode before.
+        """Find the runner; end the session of the episode before.
 
         Raises:
-            ConfigurationError: No executor was named and none that isolates is available, or the
-                executor has no sessions.
+            ConfigurationError: No runner was named and none that isolates is available, or the
+                runner has no sessions.
         """
         self.finish()
-        executor = sandbox.resolve(self.executor)
+        runner = sandbox.resolve(self.runner)
         if self.session:
-            executor.session(self._limits).close()
+            runner.session(self._limits).close()
 
     def finish(self) -> None:
         """End the session."""
@@ -176,7 +176,7 @@ class PythonTool(Tool):
                     result = runner.run(call.arguments["code"], "", *limits)
                 return self._result(result)
             except BusyMachineError:
-                # The executor has tried again.
+                # The runner has tried again.
                 raise
             except UnreachableError:
                 if attempt == self.retries:
@@ -184,7 +184,7 @@ class PythonTool(Tool):
         raise AssertionError("unreachable")
 
     async def aexecute(self, call: ToolCall) -> ToolResult:
-        """Like `execute`, by the executor's or the session's `arun`."""
+        """Like `execute`, by the runner's or the session's `arun`."""
         if call.error is not None:
             return failed(call)
         for attempt in range(self.retries + 1):
@@ -194,7 +194,7 @@ class PythonTool(Tool):
                     result = await runner.arun(call.arguments["code"], "", *limits)
                 return self._result(result)
             except BusyMachineError:
-                # The executor has tried again.
+                # The runner has tried again.
                 raise
             except UnreachableError:
                 if attempt == self.retries:
@@ -217,15 +217,15 @@ class PythonTool(Tool):
         return state
 
     def _runner(self) -> tuple[Any, list[Limits]]:
-        """Return the session or executor that runs programs; with the limits, for an executor."""
+        """Return the session or runner that runs programs; with the limits, for a runner."""
         if self.session:
             return self._going_on(), []
-        return sandbox.resolve(self.executor), [self._limits]
+        return sandbox.resolve(self.runner), [self._limits]
 
     def _going_on(self) -> sandbox.Session:
         """Return this episode's session, opening it at the first call."""
         if self._open is None:
-            self._open = sandbox.resolve(self.executor).session(self._limits)
+            self._open = sandbox.resolve(self.runner).session(self._limits)
             if self._saved is not None:
                 self._open.restore(self._saved)
         return self._open

@@ -13,7 +13,7 @@ class Attack:
 
     name: str
     isolation: str
-    """What it tests: a label of `Executor.isolates`, or `limits`."""
+    """What it tests: a label of `Runner.isolates`, or `limits`."""
     program: str
     limits: Limits = field(default_factory=lambda: Limits(cpu_s=5.0, memory_mb=256))
     before: str = ""

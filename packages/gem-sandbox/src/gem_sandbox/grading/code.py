@@ -20,10 +20,10 @@ from gem.blame import boundary
 from gem.errors import DataError
 from gem.grading.verdict import Verdict
 from gem.json_lines import parse
-from gem_sandbox import Executor, Limits, resolve
+from gem_sandbox import Limits, Runner, resolve
 from gem_sandbox.grading.inside.encoding import encode, same
 from gem_sandbox.grading.plain import ObjectError, judged, value_of
-from gem_sandbox.grading.programs import Runner
+from gem_sandbox.grading.programs import Driver
 from gem_sandbox.grading.replay import failures, results
 from gem_sandbox.grading.statements import Statement
 
@@ -60,7 +60,7 @@ def grade(
     program: str | None,
     tests: Tests,
     *,
-    executor: str | Executor | None = None,
+    runner: str | Runner | None = None,
     max_tests: int = 12,
     timeout_s: float = 10.0,
     memory_mb: int = 1024,
@@ -77,7 +77,7 @@ def grade(
             are lists of one item, that item; a set never equals a list. Or a list of
             `{"input", "output"}` mappings, or of statements that must not raise
             (`"assert f(1) == 2"`). Or any of these as JSON.
-        executor: Where programs run; see `gem_sandbox.resolve`.
+        runner: Where programs run; see `gem_sandbox.resolve`.
         max_tests: Above this number, only the tests with the longest inputs are run.
         timeout_s: Limit of each test's CPU time in seconds; see `gem_sandbox.Limits`.
         memory_mb: Address space of each test.
@@ -97,23 +97,23 @@ def grade(
             it fails before it calls the program, for instance, or needs a fixture of pytest.
         BusyMachineError: The machine gave the program too little CPU time, also when it ran alone.
         UnreachableError: The sandbox failed.
-        ConfigurationError: The executor is not allowed (see `gem_sandbox.resolve`), or cannot run
+        ConfigurationError: The runner is not allowed (see `gem_sandbox.resolve`), or cannot run
             tests that call the program.
     """
     began = time.perf_counter()
-    # First: wrong tests or a wrong executor must raise, whatever the program is.
-    sandbox = resolve(executor)
+    # First: wrong tests or a wrong runner must raise, whatever the program is.
+    sandbox = resolve(runner)
     parsed = _parsed(tests)
     selected = _longest(parsed, max_tests)
     if not isinstance(program, str) or not program.strip():
         return Verdict(False, "no program", time.perf_counter() - began, 0.0)
     limits = Limits(cpu_s=timeout_s, memory_mb=memory_mb)
     # Tests of the same kind share sandbox runs, which start when their first verdict is needed.
-    runner = Runner(sandbox, "candidate", program, limits)
+    driver = Driver(sandbox, "candidate", program, limits)
     # A data set wraps either all expected values in a list of one item, or none of them.
     wanted = [test.expected for test in parsed if isinstance(test, _Call)]
     wrapped = all(isinstance(value, list) and len(value) == 1 for value in wanted)
-    called = _called([test for test in selected if isinstance(test, _Call)], runner, wrapped)
+    called = _called([test for test in selected if isinstance(test, _Call)], driver, wrapped)
     statements = [test for test in selected if isinstance(test, Statement)]
     asserted = failures(statements, sandbox, program, limits)
     reason = ""
@@ -145,7 +145,7 @@ def verify(tests: Tests) -> None:
     _parsed(tests)
 
 
-def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) -> str:
+def _printed(test: _Printed, sandbox: Runner, program: str, limits: Limits) -> str:
     # More than twice the expected output cannot be right; stderr is limited, too.
     room = max(_OUTPUT_BYTES, 2 * len(test.expected.encode("utf-8", "replace")))
     with boundary("sandbox"):
@@ -157,8 +157,8 @@ def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) ->
     return "" if _same_text(result.stdout, test.expected) else "wrong output"
 
 
-def _called(tests: Sequence[_Call], runner: Runner, wrapped: bool) -> Iterator[str]:
-    answers = runner.answers([[test.operation] for test in tests])
+def _called(tests: Sequence[_Call], driver: Driver, wrapped: bool) -> Iterator[str]:
+    answers = driver.answers([[test.operation] for test in tests])
     for test, answer in zip(tests, answers, strict=True):
         values, failure = results(answer, 1)
         rights = [test.expected, test.expected[0]] if wrapped else [test.expected]

@@ -15,7 +15,7 @@ from typing import Any
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError
-from gem_sandbox import BwrapExecutor, Executor, Limits, Result, SubprocessExecutor
+from gem_sandbox import BwrapRunner, Limits, Result, Runner, SubprocessRunner
 
 _INSIDE = Path(__file__).with_name("inside")
 _ROOM = 4 << 20
@@ -35,27 +35,27 @@ class Answer:
     """Why there is no reply: `error`, or the limit that was hit."""
 
 
-class Runner:
+class Driver:
     """Runs one module of `inside` in a sandbox, with the policy's program or without."""
 
-    def __init__(self, sandbox: Executor, side: str, program: str, limits: Limits) -> None:
+    def __init__(self, sandbox: Runner, side: str, program: str, limits: Limits) -> None:
         """Store the parameters; nothing runs yet.
 
         Args:
-            sandbox: Executor.
+            sandbox: Runner.
             side: A module of `inside` with a function `main`.
             program: Argument of `main`.
             limits: Limits of each task.
         """
         self._sandbox = sandbox
-        # Other executors may run another version of Python, which cannot load our bytecode.
-        own = isinstance(sandbox, (BwrapExecutor, SubprocessExecutor))
+        # Other runners may run another version of Python, which cannot load our bytecode.
+        own = isinstance(sandbox, (BwrapRunner, SubprocessRunner))
         self._portable = not own
         self._side = side
         self._program = program
         self._limits = dataclasses.replace(limits, output_bytes=_ROOM)
         self.used_s = 0.0
-        """CPU time of all runs so far; wall time where the executor does not measure it."""
+        """CPU time of all runs so far; wall time where the runner does not measure it."""
 
     def answers(self, tasks: Sequence[Any]) -> Iterator[Answer]:
         """Yield the answer to each task, in order; the sandbox runs lazily.
@@ -66,7 +66,7 @@ class Runner:
         its time.
 
         Raises:
-            ConfigurationError: The executor cannot run the programs of `inside` at all.
+            ConfigurationError: The runner cannot run the programs of `inside` at all.
         """
         left = list(tasks)
         cpu_s, own_s = self._limits.cpu_s, self._limits.own_s
@@ -97,13 +97,13 @@ class Runner:
             if not _Run(result).began:
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise ConfigurationError(
-                    f"executor {type(self._sandbox).__name__} cannot run tests that call the "
-                    f"program ({last or 'no output'}); use executor='bwrap'"
+                    f"runner {type(self._sandbox).__name__} cannot run tests that call the "
+                    f"program ({last or 'no output'}); use runner='bwrap'"
                 )
         return run
 
     def _in_sandbox(self, side: str, program: str, stdin: str, limits: Limits) -> Result:
-        # The policy's program is a literal, so that executors see its imports.
+        # The policy's program is a literal, so that runners see its imports.
         text = f"PROGRAM = {program!r}\n{_loader(side, self._portable)}"
         with boundary("sandbox"):
             result = self._sandbox.run(text, stdin, limits)
@@ -176,7 +176,7 @@ def raised(result: Any) -> str:
 def _loader(side: str, portable: bool) -> str:
     """Return the source that loads our modules of one side and calls its `main` with `PROGRAM`.
 
-    The modules are hex-encoded, so that executors do not see their imports; decoding needs none.
+    The modules are hex-encoded, so that runners do not see their imports; decoding needs none.
     They are compiled here, once, because that takes longer than running them; `portable` sends
     source, for another version of Python.
     """

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gem.errors import DataError
-from gem_sandbox import Executor, Limits
+from gem_sandbox import Limits, Runner
 from gem_sandbox.grading.plain import NeedsSandboxError, NotPlainError, Plain
-from gem_sandbox.grading.programs import Answer, Runner
+from gem_sandbox.grading.programs import Answer, Driver
 from gem_sandbox.grading.statements import Statement
 
 MAX_ROUNDS = 32
@@ -18,7 +18,7 @@ MAX_ROUNDS = 32
 
 
 def failures(
-    statements: Sequence[Statement], sandbox: Executor, program: str, limits: Limits
+    statements: Sequence[Statement], sandbox: Runner, program: str, limits: Limits
 ) -> Iterator[str]:
     """Yield for each test why it does not pass, or ''; the sandbox runs lazily.
 
@@ -34,10 +34,10 @@ def failures(
     for place, statement in enumerate(statements):
         with contextlib.suppress(NotPlainError):
             plain[place] = Plain(statement)
-    runner = Runner(sandbox, "candidate", program, limits)
-    answers = runner.answers([test.operations for test in plain.values()])
+    driver = Driver(sandbox, "candidate", program, limits)
+    answers = driver.answers([test.operations for test in plain.values()])
     others = [statement for place, statement in enumerate(statements) if place not in plain]
-    replayed = _replayed(others, sandbox, runner, limits)
+    replayed = _replayed(others, sandbox, driver, limits)
     for place in range(len(statements)):
         if place in plain:
             operations = plain[place].operations
@@ -45,7 +45,7 @@ def failures(
             try:
                 yield failure or plain[place].failure(found)
             except NeedsSandboxError:
-                yield next(_replayed([statements[place]], sandbox, runner, limits))
+                yield next(_replayed([statements[place]], sandbox, driver, limits))
         else:
             yield next(replayed)
 
@@ -61,11 +61,11 @@ def results(answer: Answer, count: int) -> tuple[list[Any], str]:
 
 
 def _replayed(
-    statements: Sequence[Statement], sandbox: Executor, runner: Runner, limits: Limits
+    statements: Sequence[Statement], sandbox: Runner, driver: Driver, limits: Limits
 ) -> Iterator[str]:
-    # The executor chooses an interpreter that has the modules named in the program.
+    # The runner chooses an interpreter that has the modules named in the program.
     numpy = any("np" in test.preamble or "numpy" in test.source for test in statements)
-    checker = Runner(sandbox, "checker", "numpy" if numpy else "", limits)
+    checker = Driver(sandbox, "checker", "numpy" if numpy else "", limits)
     tasks: list[dict[str, Any]] = [
         {
             "source": test.source,
@@ -77,10 +77,10 @@ def _replayed(
     ]
     failures: dict[int, str] = {}
     # All rounds together may use twice the summed CPU time of the tests.
-    most_s, late = runner.used_s + 2 * len(tasks) * limits.cpu_s, False
+    most_s, late = driver.used_s + 2 * len(tasks) * limits.cpu_s, False
     for _ in range(MAX_ROUNDS):
         open_ = [place for place in range(len(tasks)) if place not in failures]
-        late = runner.used_s + checker.used_s > most_s
+        late = driver.used_s + checker.used_s > most_s
         if late or not open_:
             break
         more: dict[int, list[Any]] = {}
@@ -93,7 +93,7 @@ def _replayed(
                 more[place] = list(outcome[1])
             else:
                 failures[place] = failure or _failure(*outcome)
-        asked = runner.answers(list(more.values()))
+        asked = driver.answers(list(more.values()))
         for (place, operations), answer in zip(more.items(), asked, strict=True):
             found, failure = results(answer, len(operations))
             if failure:

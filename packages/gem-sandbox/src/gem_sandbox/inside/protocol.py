@@ -1,4 +1,4 @@
-"""Message formats: executor to server, spare to server, server to session keeper, and back.
+"""Message formats: runner to server, spare to server, server to session keeper, and back.
 
 Imported inside the sandbox and by `gem_sandbox.bwrap_server` outside of it.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REQUEST = struct.Struct("=dddIIIQQIII?")
-"""Executor to server: limits of CPU, own and wall time in seconds (see `clock`), of memory and disk
+"""Runner to server: limits of CPU, own and wall time in seconds (see `clock`), of memory and disk
 in MB, and of processes. Then the session fields: key (0: no session), random seed, number of the
 state to fork (0: the initial one), number of the state to make (0: end the session), number of
 programs before, and whether the forked state must be kept."""
@@ -21,9 +21,9 @@ ENDED, FAILED = b"=", b"!"
 """First byte of a report or answer: the program ended and the fields follow; or it could not be
 started and an error text follows."""
 ASLEEP = b"~"
-"""Server to executor, before the report and at most once: the program waits, and not for a CPU."""
+"""Server to runner, before the report and at most once: the program waits, and not for a CPU."""
 REPORT = struct.Struct("=cidd6sI")
-"""Server to executor: `ENDED`, exit code, seconds of wall time and of CPU time, name of the limit
+"""Server to runner: `ENDED`, exit code, seconds of wall time and of CPU time, name of the limit
 that ended the program (zero padded; `BUSY` is none of the program's), number of the session's
 state."""
 BUSY = b"busy"

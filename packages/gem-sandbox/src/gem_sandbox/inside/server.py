@@ -1,7 +1,7 @@
 """The servers: warm interpreters inside the sandbox, of which every program is a fork.
 
 A server is a process without threads. It runs no program itself and reads nothing from programs.
-The executor sends one request per program, with descriptors attached: the report's socket, the
+The runner sends one request per program, with descriptors attached: the report's socket, the
 source, stdin, stdout, stderr. The answer is a report of the program's end, or an error text. A
 spare (a waiting fork) takes the request of a program without a session. The server takes those of
 sessions and passes them on to the session's keeper, which runs no program either.
@@ -96,7 +96,7 @@ class _Session:
 
 
 def main() -> None:
-    """Serve until the executor hangs up.
+    """Serve until the runner hangs up.
 
     Arguments: number of user ids for programs (0: only one), most idle sessions, seconds that a
     session may be idle, request descriptors (one per server, and one for sessions), modules.
@@ -233,7 +233,7 @@ class _Server:
                 self.alarm = min(self.alarm, waiting.used + self.idle_s)
 
     def _measure(self, call: _Call) -> None:
-        """Kill a call over its limit of time or memory; tell the executor of one that sleeps."""
+        """Kill a call over its limit of time or memory; tell the runner of one that sleeps."""
         clock = call.clock
         assert clock is not None
         clock.look()
@@ -292,7 +292,7 @@ class _Server:
 
     @beneath
     def _accept(self) -> bool:
-        """Serve one request for a session; return whether the executor has hung up."""
+        """Serve one request for a session; return whether the runner has hung up."""
         request, descriptors = receive(self.steps[0])
         if not request:
             return True
@@ -380,7 +380,7 @@ class _Server:
         self._expect(report, lambda: self._hung_up(call))
 
     def _hung_up(self, call: _Call) -> None:
-        """Kill a program whose result the executor does not want."""
+        """Kill a program whose result the runner does not want."""
         self.poll.modify(call.report, 0)
         self._kill(call, b"")
 
@@ -474,7 +474,7 @@ class _Server:
 
 
 def _say(report: int, message: bytes) -> None:
-    """Send a message to the executor; ignore that it has hung up."""
+    """Send a message to the runner; ignore that it has hung up."""
     try:  # noqa: SIM105 - a module less in every fork
         os.write(report, message)
     except OSError:

@@ -3,7 +3,7 @@
 A session is a PID namespace. PID 1, the keeper, runs no program. The other processes are states:
 the interpreter as it was after a program. A state never changes: to run the next program it forks,
 and the fork becomes the next state when the program ends; if the program is killed, the old state
-remains. The executor marks the states that it needs again. Between programs everything but the
+remains. The runner marks the states that it needs again. Between programs everything but the
 keeper is stopped.
 
 The keeper trusts its server only. Programs can forge the messages of states, so the keeper exits,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _FOLDER = "/tmp"
 # Programs may replace the builtin.
 _open = open
-# Most states kept; to return to a dropped one the executor runs the programs again.
+# Most states kept; to return to a dropped one the runner runs the programs again.
 _KEPT = 8
 _ORDER = struct.Struct("=I??")
 """Keeper to state: programs before, whether the state must be kept, whether the fork must restore
