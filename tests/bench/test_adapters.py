@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
+from gem_bench.__main__ import main
 from gem_bench.adapters import WITH_ADAPTERS, compile_launch, in_a_clone, installed_adapters
 from gem_bench.models import resolve_model
 from gem_bench.parity import command_text, parity_text
@@ -203,6 +204,19 @@ def test_compile_prints_the_command_and_its_parity(
     assert "env \\\n  -u CUDA_VISIBLE_DEVICES \\\n  FAKE='a b'" in out
     assert "unmatched (1)\n  seed = 0  fake has no seed" in out
     assert "conf/fake.yaml" in out
+
+
+def test_a_command_can_be_read_where_the_trainer_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where there is no .venvs/verl
+    recipe = str(MAKEFILE.parent / "recipes" / "published-math.toml")
+    assert main(["compile", recipe, "--to", "verl", "--hardware", "8xh100"]) == 0
+    out, err = capsys.readouterr()
+    assert "verl.trainer.main_ppo" in out
+    assert "this command cannot run here: verl is not installed" in err
+    assert main(["run", recipe, "--to", "verl", "--hardware", "8xh100", "--out", "x"]) == 2
+    assert "verl is not installed" in capsys.readouterr().err
 
 
 def test_a_hub_name_is_left_to_the_trainer() -> None:

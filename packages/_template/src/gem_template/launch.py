@@ -45,10 +45,7 @@ def _compile(run: Run) -> Launch:
 
     Raises:
         ConfigurationError: fake-trainer cannot run this spec; the message names the key.
-        MissingExtraError: fake-trainer is not installed.
-        UnsupportedVersionError: fake-trainer is of an unsupported version.
     """
-    TRAINER.check()
     settings = _always(run) | TABLE.settings(run)
     # The adapter's own settings are a table of the trainer's configuration.
     config = {name: value for name, value in settings.items() if not name.startswith("gem.")}
@@ -184,5 +181,11 @@ PAIRS = (
 """Which settings of the hardware work together. First come those that are wrong together."""
 
 adapter = Adapter(
-    TRAINER.distribution, SUPPORTED_TEMPLATE, "template", TABLE, _compile, pairs=PAIRS
+    TRAINER.distribution,
+    SUPPORTED_TEMPLATE,
+    "template",
+    TABLE,
+    _compile,
+    check=TRAINER.check,
+    pairs=PAIRS,
 )

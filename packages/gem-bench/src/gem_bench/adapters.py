@@ -68,6 +68,7 @@ def compile_launch(
     run_dir: Path,
     hardware: Hardware | None = None,
     python: Path | None = None,
+    unchecked: bool = False,
 ) -> Compiled:
     """Return the native command with which `trainer` runs `spec`.
 
@@ -78,6 +79,7 @@ def compile_launch(
         hardware: What the run is given; by default one GPU of 80 GB.
         python: Interpreter of the environment in which the adapter is installed. Default: that of
             `.venvs/<trainer>` in this folder or a parent, else this one.
+        unchecked: Whether the trainer may be missing; the command is then for reading only.
 
     Raises:
         ConfigurationError: The adapter is not installed, or the trainer cannot run this spec.
@@ -91,7 +93,9 @@ def compile_launch(
     if trainer not in installed_adapters():
         raise ConfigurationError(_not_installed(trainer))
     try:
-        made = find_adapter(trainer).compile(spec, run_dir=run_dir, hardware=hardware)
+        made = find_adapter(trainer).compile(
+            spec, run_dir=run_dir, hardware=hardware, unchecked=unchecked
+        )
         return Compiled(made, Path(sys.executable))
     except (UnsupportedVersionError, MissingExtraError) as error:
         raise type(error)(f"{error}{in_a_clone(trainer)}") from error

@@ -30,10 +30,7 @@ def _compile(run: Run) -> Launch:
 
     Raises:
         ConfigurationError: oat cannot run this spec; the message names the key.
-        MissingExtraError: oat is not installed.
-        UnsupportedVersionError: oat is of an unsupported version.
     """
-    check_oat()
     platform = platforms.of("oat", run.spec, run.run_dir, run.hardware, _SHARED_GPUS)
     flags = TABLE.with_native(_always(run) | platform.settings | TABLE.settings(run), run)
     argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
@@ -166,7 +163,9 @@ PAIRS = (
 )
 """Which settings of the hardware work together in oat."""
 
-adapter = Adapter("oat", SUPPORTED_OAT, "oat", TABLE, _compile, all_seats=True, pairs=PAIRS)
+adapter = Adapter(
+    "oat", SUPPORTED_OAT, "oat", TABLE, _compile, all_seats=True, check=check_oat, pairs=PAIRS
+)
 
 
 def _argument(name: str, value: Any) -> str:

@@ -40,10 +40,7 @@ def _compile(run: Run) -> Launch:
 
     Raises:
         ConfigurationError: OpenRLHF cannot run this spec; the message names the key.
-        MissingExtraError: OpenRLHF is not installed.
-        UnsupportedVersionError: OpenRLHF is of an unsupported version.
     """
-    check_openrlhf()
     platform = platforms.of("openrlhf", run.spec, run.run_dir, run.hardware, _SHARED_GPUS)
     settings = TABLE.settings(run)
     flags = {k: v for k, v in settings.items() if not k.startswith(AGENT)}
@@ -281,7 +278,9 @@ PAIRS = (
 )
 """Which settings of the hardware work together in OpenRLHF."""
 
-adapter = Adapter("openrlhf", SUPPORTED_OPENRLHF, "openrlhf", TABLE, _compile, pairs=PAIRS)
+adapter = Adapter(
+    "openrlhf", SUPPORTED_OPENRLHF, "openrlhf", TABLE, _compile, check=check_openrlhf, pairs=PAIRS
+)
 
 
 def _arguments(flags: Mapping[str, Any]) -> list[str]:

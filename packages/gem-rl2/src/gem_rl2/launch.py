@@ -40,10 +40,7 @@ def _compile(run: Run) -> Launch:
 
     Raises:
         ConfigurationError: RL2 cannot run this spec; the message names the key.
-        MissingExtraError: RL2 is not installed.
-        UnsupportedVersionError: It is not the release.
     """
-    check_rl2()
     platform = platforms.of("rl2", run.spec, run.run_dir, run.hardware, Platform())
     keys = {**_always(run), **TABLE.settings(run), **platform.settings}
     if not run.critic:
@@ -254,6 +251,7 @@ adapter = Adapter(
     TABLE,
     _compile,
     all_seats=True,
+    check=check_rl2,
     pairs=PAIRS,
     attention="flash_attention_2",
 )

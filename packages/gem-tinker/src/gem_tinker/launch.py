@@ -44,10 +44,7 @@ def _compile(run: Run) -> Launch:
 
     Raises:
         ConfigurationError: A Tinker server cannot run this spec; the message names the key.
-        MissingExtraError: The SDK is not installed.
-        UnsupportedVersionError: The SDK is of an unsupported version.
     """
-    check_tinker()
     platform = platforms.of("tinker", run.spec, run.run_dir, run.hardware, Platform())
     settings = {"record_dir": str(run.run_dir), **TABLE.settings(run), **platform.settings}
     settings = TABLE.with_native(settings, run)
@@ -179,5 +176,12 @@ PAIRS = (pairs(COMPUTED, COMPUTED, "runs", "the hardware is the server's; no key
 """Which settings of the hardware work together with a Tinker server."""
 
 adapter = Adapter(
-    "tinker", SUPPORTED_TINKER, "tinker", TABLE, _compile, all_seats=True, pairs=PAIRS
+    "tinker",
+    SUPPORTED_TINKER,
+    "tinker",
+    TABLE,
+    _compile,
+    all_seats=True,
+    check=check_tinker,
+    pairs=PAIRS,
 )

@@ -111,6 +111,9 @@ class Adapter:
     compiler: Callable[[Run], Launch]
     """Makes the command of a run that the table does not refuse, without its parity."""
     _: KW_ONLY
+    check: Callable[[], object] = lambda: None
+    """Raises `MissingExtraError` or `UnsupportedVersionError` where a supported version of the
+    trainer is not installed."""
     all_seats: bool = False
     """Whether it trains all seats of a match (`seat=all`)."""
     keeps_state: bool = False
@@ -120,13 +123,16 @@ class Adapter:
     attention: str | None = None
     """The only implementation of attention that the trainer has, if it has only one."""
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
+    def compile(
+        self, spec: RunSpec, *, run_dir: Path, hardware: Hardware, unchecked: bool = False
+    ) -> Launch:
         """Return the trainer's native command for a spec.
 
         Args:
             spec: The experiment.
             run_dir: Absolute folder where the run leaves its record and files.
             hardware: What the run is given.
+            unchecked: Whether the trainer may be missing; the command is then for reading only.
 
         Raises:
             ConfigurationError: The trainer cannot run this spec; the message names the key. Or a
@@ -143,6 +149,8 @@ class Adapter:
         refuse_values(values, [*found, ("algorithm.advantage", stateful, stateless)])
         run = self.table.run(spec, run_dir, hardware)
         self.table.refuse(run)
+        if not unchecked:
+            self.check()
         made = self.compiler(run)
         untried = list(pairs.check(self.pairs, spec, hardware, self.attention or run.attention))
         together = [Parity("together", "untried", "; ".join(untried))] if untried else []

@@ -22,10 +22,7 @@ def _compile(run: Run) -> Launch:
 
     Raises:
         ConfigurationError: TRL cannot run this spec; the message names the key.
-        MissingExtraError: TRL is not installed.
-        UnsupportedVersionError: TRL is of an unsupported version.
     """
-    check_trl()
     platform = platforms.of("trl", run.spec, run.run_dir, run.hardware, _gpu(run.spec))
     settings = {**platform.settings, **below(TABLE.settings(run), GIVEN)}
     settings = TABLE.with_native(settings, run)
@@ -59,4 +56,4 @@ PAIRS = (
 )
 """Which settings of the hardware work together in TRL."""
 
-adapter = Adapter("trl", SUPPORTED_TRL, "dev", TABLE, _compile, pairs=PAIRS)
+adapter = Adapter("trl", SUPPORTED_TRL, "dev", TABLE, _compile, check=check_trl, pairs=PAIRS)

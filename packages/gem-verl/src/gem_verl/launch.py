@@ -28,10 +28,7 @@ def _compile(run: Run) -> Launch:
 
     Raises:
         ConfigurationError: verl cannot run this spec; the message names the key.
-        MissingExtraError: verl is not installed.
-        UnsupportedVersionError: verl is of an unsupported version.
     """
-    check_verl()
     settings = _always(run) | TABLE.settings(run)
     if not run.critic:
         settings = {k: v for k, v in settings.items() if not k.lstrip("+").startswith("critic.")}
@@ -318,5 +315,6 @@ adapter = Adapter(
     _compile,
     all_seats=True,
     keeps_state=True,
+    check=check_verl,
     pairs=PAIRS,
 )
