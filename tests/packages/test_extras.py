@@ -65,7 +65,3 @@ def test_a_list_for_a_person_marks_what_is_missing(
     assert main(["list", "math:GSM8K"]) == 0
     expected = "math:GSM8K  (needs 'gem-core[data]' or --param source=sample)\n"
     assert capsys.readouterr().out == expected
-
-
-def test_the_page_is_current() -> None:
-    assert extras.page() == (extras.ROOT / "docs" / extras.PAGE).read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ No other module of gem-core calls a tokenizer or a chat template.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gem.core import Observation
 from gem.errors import ConfigurationError
+from gem.json_lines import read_json
 from gem.rollout.thinking import MODES, Reply, Thinking, find_markers
 
 # Placeholders for message contents, rendered to cut out the template's text around them. Plain
@@ -353,8 +353,8 @@ def _generation_stops(tokenizer: Tokenizer) -> list[int]:
         ConfigurationError: The file cannot be read.
     """
     name = str(getattr(tokenizer, "name_or_path", "") or "")
-    file: Any = Path(name) / _GENERATION
-    if not file.is_file():
+    file: object = Path(name) / _GENERATION
+    if not Path(str(file)).is_file():
         try:
             from huggingface_hub import try_to_load_from_cache
 
@@ -363,9 +363,9 @@ def _generation_stops(tokenizer: Tokenizer) -> list[int]:
             return []
         if not isinstance(file, str):  # it is not in the cache, or the model has none
             return []
-    try:
-        ids = json.loads(Path(file).read_text(encoding="utf-8")).get("eos_token_id")
-        known = ids if isinstance(ids, list) else [] if ids is None else [ids]
-        return [int(each) for each in known]
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{file}: cannot be read: {error}") from error
+    path = Path(str(file))
+    known = read_json(path, dict[str, Any], ConfigurationError).get("eos_token_id")
+    ids = known if isinstance(known, list) else [] if known is None else [known]
+    if not all(type(each) is int for each in ids):
+        raise ConfigurationError(f"{path}: eos_token_id must be token ids, got {known!r}")
+    return ids
