@@ -68,6 +68,18 @@ def test_every_adapter_states_a_supported_range() -> None:
     assert found == set(SUPPORTED)
 
 
+def test_the_readme_names_the_supported_range_of_every_trainer() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ranges = {
+        value
+        for package in PACKAGES
+        for name, value in constants(package).items()
+        if name in SUPPORTED and name not in ("SUPPORTED_COOKBOOK", "SUPPORTED_TEMPLATE")
+    }
+    assert len(ranges) == 6
+    assert ranges <= set(re.findall(r"`([<>=][^`]+)`", readme))
+
+
 def test_packages_have_one_version_and_depend_on_each_other_by_it() -> None:
     ours = {path.name: project(path)["version"] for path in PACKAGES if path.name[0] != "_"}
     [version] = set(ours.values())
