@@ -371,15 +371,21 @@ def test_numpys_scalars_in_an_info_are_recorded_as_pythons(small_tokenizer: Any)
 
 @pytest.mark.parametrize(("listed", "more"), [(77, {77}), ([77, 78], {77, 78}), (None, set())])
 def test_a_turn_ends_at_all_tokens_that_the_model_s_generation_config_lists(
-    small_tokenizer: Any, tmp_path: Path, listed: Any, more: set[int]
+    small_tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listed: Any,
+    more: set[int],
 ) -> None:
     plain = ChatFormat(small_tokenizer).stop_ids
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
     tokenizer = copy.copy(small_tokenizer)
     tokenizer.name_or_path = str(tmp_path)
     assert ChatFormat(tokenizer).stop_ids == plain | more
-    tokenizer.name_or_path = "owner/a-model-that-is-not-here"
-    assert ChatFormat(tokenizer).stop_ids == plain
+    monkeypatch.chdir(tmp_path)
+    for name in ("owner/a-model-that-is-not-here", ""):
+        tokenizer.name_or_path = name
+        assert ChatFormat(tokenizer).stop_ids == plain
 
 
 def test_a_generation_config_that_cannot_be_read_is_named(

@@ -353,6 +353,8 @@ def _generation_stops(tokenizer: Tokenizer) -> list[int]:
         ConfigurationError: The file cannot be read.
     """
     name = str(getattr(tokenizer, "name_or_path", "") or "")
+    if not name:
+        return []
     file: object = Path(name) / _GENERATION
     if not Path(str(file)).is_file():
         try:
