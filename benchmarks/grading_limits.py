@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from gem.errors import MissingExtraError
-from gem.grading import compare, notation, tree
 from gem.grading.formats import FORMATS
+from gem_math import compare, notation, tree
 from gem_math.grading import grade
 
 GOLDS = ["5", "x+1", "\\{1,2\\}", "[0,1)", "50\\%", "\\sqrt{2}", "(1,2)", "y=2x+1", "1,2,3,4,5,6"]

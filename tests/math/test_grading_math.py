@@ -432,3 +432,15 @@ def test_grading_numbers_imports_no_third_party_module() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("base", [-1, 0, 1])
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 10**30, 10**30 + 1, -1, -2, -(10**30)])
+def test_a_power_of_a_unit_or_zero_has_its_value(base: int, exponent: int) -> None:
+    text = f"({base})^{{{exponent}}}"
+    if base == 0 and exponent < 0:
+        assert not grade("0", text).correct
+        return
+    value = {0: int(exponent == 0), 1: 1, -1: -1 if exponent % 2 else 1}[base]
+    for answer in (-1, 0, 1):
+        assert grade(str(answer), text).correct == (answer == value)

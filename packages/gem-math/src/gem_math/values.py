@@ -158,9 +158,8 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction:
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if bits > 1 and abs(n) * (bits - 1) > _MAX_BITS:
         raise TooComplexError("value too large")
-    if bits <= 1:
-        return base ** (n % 2) if n else Fraction(1)
-    return base**n
+    # Powers of 0, 1 and -1 are small whatever the exponent is.
+    return base**n if bits > 1 or not n else base ** (2 - n % 2)
 
 
 def _exact_root(base: Fraction, degree: int) -> Fraction:
