@@ -60,7 +60,7 @@ def std_ddof() -> None:
             result[valid] = (x[valid] - x[valid].mean()) / x[valid].std(ddof=1)
         return result
 
-    advantage._normalise = unbiased
+    advantage.normalised = unbiased  # type: ignore[assignment]
 
 
 def mask_shifted() -> None:

@@ -38,13 +38,13 @@ def on_ranks(batch: list[Trajectory], algorithm: AlgorithmPart, cuts: Sequence[i
             values = [critic(first + row.episode, span.turn) for span in row.spans]
             row.values = torch.tensor(values)
 
-    how = {name: getattr(algorithm, name) for name in ("gamma", "lam", "normalise")}
+    how = {"gamma": algorithm.gamma, "lam": algorithm.lam}
 
     def give(rank: int, gather: Gather) -> None:
         give_advantages(
             [PackedTrajectory.of(trajectory) for trajectory in parts[rank]],
             rows[rank],
-            partial(turn_advantages, algorithm.advantage, **how),
+            partial(turn_advantages, algorithm.advantage, shaping=algorithm, **how),
             max_failed_fraction=1.0,
             gather=gather,
             rank=rank,

@@ -38,13 +38,14 @@ class TestOpenRLHF(L0Suite):
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         """A failed episode keeps a row of OpenRLHF's, with nothing to train on."""
         name = algorithm.advantage
-        agent = world.agent_file(
-            self.folder, advantage=name, normalise=algorithm.normalise, max_failed_fraction=0.5
-        )
+        shaping = {k: v for k, v in algorithm.shaping.items() if k != "group_std"}
+        agent = world.agent_file(self.folder, advantage=name, max_failed_fraction=0.5, **shaping)
         flags = {"gamma": algorithm.gamma, "lambd": algorithm.lam}
         flags["estimator"] = "gae" if name == "gae" else "reinforce"
         maker = world.maker(
-            agent, *(x for k, v in flags.items() for x in (f"--algo.advantage.{k}", str(v)))
+            agent,
+            *(x for k, v in flags.items() for x in (f"--algo.advantage.{k}", str(v))),
+            *([] if algorithm.group_std else ["--algo.advantage.no_std_norm"]),
         )
         done = maker.compute_advantages_and_returns(
             world.experiences(maker, batch, value=critic, rows=self.rows)

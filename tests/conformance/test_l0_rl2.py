@@ -25,6 +25,7 @@ else:
 from gem.trajectory import Trajectory
 from gem_rl2.advantage import compute, read, trained_rows
 from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.hydra import hydra_value
 from gem_train.testing.conformance import L0Suite, Rows, critic
 
 _spec = importlib.util.spec_from_file_location(
@@ -41,7 +42,7 @@ class TestRL2(L0Suite):
         given = [f"adv.gamma={algorithm.gamma}", f"adv.lamda={algorithm.lam}"]
         given += [
             f"+gem.advantage={name}",
-            f"+gem.normalise={algorithm.normalise}",
+            *(f"+gem.{k}={hydra_value(v)}" for k, v in algorithm.shaping.items()),
             "+gem.prompt_tokens=100",
             "+gem.max_failed_fraction=0.5",
         ]

@@ -46,7 +46,7 @@ class TestROLL(L0Suite):
                 for turn, at in row.tokens.states:
                     data.batch["values"][row.place, at] = values[turn]
         settings = GemSettings(
-            advantage=algorithm.advantage, normalise=algorithm.normalise, max_failed_fraction=0.5
+            advantage=algorithm.advantage, max_failed_fraction=0.5, **algorithm.shaping
         )
         compute(settings, data, episodes, algorithm.gamma, algorithm.lam)
         # What ROLL's mean over tokens sums without the mask is 0 wherever nothing was sampled.

@@ -29,7 +29,7 @@ class TestTinker(L0Suite):
 
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         """The rows that the record shows; the datums hold them times a factor, in float32."""
-        keys = {name: getattr(algorithm, name) for name in ("advantage", "gamma", "normalise")}
+        keys = {"advantage": algorithm.advantage, "gamma": algorithm.gamma, **algorithm.shaping}
         config = Config(model="any", train="gem:game:GuessTheNumber-v0", **keys)
         rows, _ = batch_rows(batch, config)
         datums = to_datums(rows, self.objective)
@@ -38,5 +38,6 @@ class TestTinker(L0Suite):
             sent = row.datum.loss_fn_inputs["advantages"].to_numpy()
             shown = [0.0] * (len(row.tokens.prompt_ids) - 1) + row.advantages.tolist()
             assert sent.dtype == np.float32
-            assert np.array_equal(sent, np.array(shown, np.float32) * row.factor)
+            factors = row.padded(row.factors)
+            assert np.array_equal(sent, np.array(shown, np.float32) * factors)
         return trained_rows(rows, batch)

@@ -43,8 +43,8 @@ class TestTRL(L0Suite):
             gem=GemSettings(
                 advantage=algorithm.advantage,
                 gamma=algorithm.gamma,
-                normalise=algorithm.normalise,
                 max_failed_fraction=0.5,
+                **algorithm.shaping,
             ),
         )
         self.monkeypatch.setattr(gem_trl.trainer.Lockstep, "play", lambda *_: batch)

@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from gem.trajectory import Trajectory
+from gem_train.experiment.estimate import Shaping
 from gem_train.experiment.runspec import AlgorithmPart
 from gem_train.rows import EpisodeTurns, RowTurns
 from gem_train.testing.conformance import L0Suite, Rows, critic, cut_row
@@ -55,7 +56,7 @@ class Tensors:
                 self.values[i, span.start] = critic(e, span.turn)
         self.uid = np.array([f"task{batch[e].group}" for e, _ in self.rows] + ["pad0"], object)
 
-    def known(self, normalise: str) -> Batch:
+    def known(self, shaping: Shaping) -> Batch:
         """What the trainers of gem-verl tell the estimators."""
         episodes = []
         for e, trajectory in enumerate(self.batch):
@@ -63,7 +64,7 @@ class Tensors:
             rewards = trajectory.rewards if trajectory.valid else [0.0] * len(trajectory.turns)
             known = trajectory.valid, trajectory.environment
             episodes.append(EpisodeTurns(trajectory.group, mine, rewards, *known))
-        return Batch(episodes, values=self.values, normalise=normalise)
+        return Batch(episodes, values=self.values, shaping=shaping)
 
     def advantages(self, algorithm: AlgorithmPart) -> torch.Tensor:
         """What verl's advantage code makes of them."""
@@ -75,7 +76,7 @@ class Tensors:
             non_tensor_batch={"uid": self.uid},
         )
         numbers = {"gamma": algorithm.gamma, "lam": algorithm.lam}
-        config = OmegaConf.create({**numbers, "norm_adv_by_std_in_grpo": True})
+        config = OmegaConf.create({**numbers, "norm_adv_by_std_in_grpo": algorithm.group_std})
         out = compute_advantage(data, f"gem_{algorithm.advantage}", **numbers, config=config)
         result: torch.Tensor = out.batch["advantages"]
         return result
@@ -105,7 +106,7 @@ def maskable() -> list[Trajectory]:
 class TestStockTrainer(L0Suite):
     critic = False
     batches = (maskable,)
-    mixtures = False
+    mixtures = shaping = False
 
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         return Tensors(batch).trained(algorithm)
@@ -114,7 +115,7 @@ class TestStockTrainer(L0Suite):
 class TestOwnTrainer(L0Suite):
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         tensors = Tensors(batch)
-        with given(tensors.known(algorithm.normalise)):
+        with given(tensors.known(algorithm)):
             return tensors.trained(algorithm)
 
 

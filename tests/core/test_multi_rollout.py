@@ -20,7 +20,7 @@ from gem.rollout import Budget, ChatFormat, Request, Sample, play, play_match, p
 from gem.seat import Seat
 from gem.tasks import Task
 from gem.trajectory import Trajectory, turn_table
-from gem_train.experiment.estimate import turn_advantages
+from gem_train.experiment.estimate import Shaping, turn_advantages
 from gem_train.packed import PackedTrajectory
 
 BUDGET = Budget(turn_tokens=32, response_tokens=4096, prompt_tokens=4096)
@@ -186,7 +186,7 @@ def test_a_turn_has_the_same_advantage_if_all_seats_are_trained_and_if_one_is(
         chat = ChatFormat(small_tokenizer)
         played = play_tasks(tasks, sample, chat, budget=BUDGET, groups=groups)
         episodes = [each for together in played for each in together]
-        return episodes, turn_advantages(name, episodes, gamma=0.9, normalise="role")[0]
+        return episodes, turn_advantages(name, episodes, Shaping(normalise="role"), gamma=0.9)[0]
 
     episodes, of_all = advantages(seat="all")
     assert len({tuple(each) for each in of_all}) > 2

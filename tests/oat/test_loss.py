@@ -10,7 +10,13 @@ import torch
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ops import masked_sum
 
-from gem_train.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
+from gem_train.experiment.losses import (
+    PolicyLoss,
+    kl_penalty,
+    policy_loss,
+    sampler_correction,
+    value_loss,
+)
 
 CLIP, TIS, BETA = 0.2, 1.1, 0.3
 PROMPT, RESPONSE = 3, 5
@@ -67,6 +73,11 @@ def oats_loss(
     return losses[0]
 
 
+def whole(values: torch.Tensor) -> torch.Tensor:
+    """The mean over a row, which is all of the values."""
+    return values.mean().expand_as(values)
+
+
 @pytest.mark.parametrize("advantage", [-1.5, 0.0, 0.7])
 def test_the_policys_loss_is_oats(advantage: float) -> None:
     torch.manual_seed(0)
@@ -74,15 +85,16 @@ def test_the_policys_loss_is_oats(advantage: float) -> None:
     sampler = old[PROMPT - 1 :] - torch.tensor([0.5, -0.5, 0.0, 0.05, 0.2])
     theirs = oats_loss(old, new, reference, sampler, advantage)
     o, n, r = (x[PROMPT - 1 :] for x in (old, new, reference))
-    ours = policy_loss(n, o, torch.full_like(n, advantage), CLIP)
-    ours = ours * sampler_correction(o, sampler, TIS) + BETA * kl_penalty(n, r)
+    ours = policy_loss(n, o, torch.full_like(n, advantage), PolicyLoss(clip=CLIP), whole)
+    ours = ours * sampler_correction(o, sampler, TIS) + BETA * kl_penalty(n, r, "k3")
     assert float(ours.sum()) == pytest.approx(theirs, rel=1e-6)
     assert ((n - o).exp() - 1).abs().max() > CLIP  # some tokens are beyond the clip range
 
 
 def test_at_the_old_policy_the_gradient_is_reinforces() -> None:
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
-    policy_loss(new, new.detach(), torch.tensor([0.5, -3.0]), CLIP).sum().backward()
+    advantage = torch.tensor([0.5, -3.0])
+    policy_loss(new, new.detach(), advantage, PolicyLoss(clip=CLIP), whole).sum().backward()
     assert new.grad is not None
     assert new.grad.tolist() == [-0.5, 3.0]
 

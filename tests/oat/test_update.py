@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gem_oat.advantage import Row, give_advantages
+from gem_oat.settings import GemSettings
 from gem_oat.update import Updater
 from gem_train.experiment.estimate import turn_advantages
 from gem_train.packed import PackedTrajectory
@@ -110,7 +111,9 @@ def learner(
         critic=critic,
         args=SimpleNamespace(
             **{**FLAGS, **flags},
-            gem=SimpleNamespace(forward_tokens=forward_tokens, loss_aggregation=aggregation),
+            gem=GemSettings(
+                forward_tokens=forward_tokens, loss_aggregation=aggregation, clip=FLAGS["cliprange"]
+            ),
         ),
         scheduler=SimpleNamespace(get_last_lr=lambda: [1e-3]),
         get_batch_logps=logprobs,

@@ -61,7 +61,7 @@ def test_openrlhf_understands_every_flag(
     assert args.rollout.top_p == 0.75
     assert args.algo.advantage.gamma == 0.875
     assert args.algo.advantage.lambd == 0.75
-    assert args.actor.eps_clip_low_high == (0.125, 0.125)
+    assert args.actor.eps_clip_low_high == [0.125, 0.125]
     assert args.actor.adam.betas == [0.5, 0.75]
     assert (args.actor.adam.lr, args.actor.adam.eps, args.actor.max_norm) == (0.25, 0.125, 2.0)
     assert args.actor.lr_scheduler == "constant"

@@ -21,6 +21,10 @@ PROGRAMS = sorted(
 )
 
 
+ORIGINAL = ("gem.utils.math_grader", "gem.tools.python_code_tool", "gem.vector.async_vector_env")
+"""Modules of the original GEM, with which benchmarks compare ours in an environment of its own."""
+
+
 def source(module: str) -> Path | None:
     """Return the file of a module of ours; None if there is none."""
     package, *rest = module.split(".")
@@ -30,13 +34,15 @@ def source(module: str) -> Path | None:
 
 
 def defined(path: Path) -> set[str]:
-    """Return the names that a module defines, those that it imports included."""
+    """Return the names that a module defines, imports, or writes in a text (lazy modules)."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(each.asname or each.name).split(".")[0] for each in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
@@ -52,7 +58,7 @@ def missing(path: Path) -> Iterator[str]:
         else:
             continue
         for module, names in wanted:
-            if module.split(".")[0] not in SOURCES:
+            if module.split(".")[0] not in SOURCES or module in ORIGINAL:
                 continue
             file = source(module)
             if file is None:

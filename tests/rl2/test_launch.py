@@ -200,6 +200,8 @@ def test_a_forward_pass_is_limited_by_its_logits(world: Any, tmp_path: Path) -> 
     ("tables", "key"),
     [
         ({"algorithm": {"loss_aggregation": "row-mean-token-sum"}}, "algorithm.loss_aggregation"),
+        ({"algorithm": {"clip_high": 0.3}}, "algorithm.clip_high"),
+        ({"algorithm": {"ratio": "sequence"}}, "algorithm.ratio"),
         ({"algorithm": {"minibatches": 5}}, "algorithm.minibatches"),
         (
             {"algorithm": {"minibatches": 2}, "policy": {"context": "concat"}},

@@ -11,6 +11,7 @@ import pytest
 from gem.errors import ConfigurationError, RolloutError
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.settings import Config
+from gem_train.experiment.losses import AGGREGATIONS
 from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 REBN = Config(model="any", train="gem:game:GuessTheNumber-v0", advantage="rebn", gamma=0.9)
@@ -47,6 +48,31 @@ def test_the_server_s_loss_is_the_sum_over_tokens_and_mean_over_rows(server: str
     rows, _ = batch_rows(golden_batch(), REINFORCE)
     datums = to_datums(rows, Objective("row-mean-token-sum", server))
     wanted = -sum(row.advantages.astype(np.float64).sum() for row in rows) / len(datums)
+    assert server_loss(server, datums) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("batch", [golden_batch, golden_turn_rows])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_the_server_s_loss_is_added_up_as_asked(server: str, batch: Any, aggregation: str) -> None:
+    rows, _ = batch_rows(batch(), REINFORCE)
+    datums = to_datums(rows, Objective(aggregation, server, 50))
+    parts: list[float] = []  # of what the mean is over: tokens, turns or rows
+    for row in rows:
+        tokens = [
+            (span.turn, float(row.advantages[i]))
+            for span in row.spans
+            for i in range(span.start, span.end)
+        ]
+        if aggregation == "token-mean":
+            parts += [a for _, a in tokens]
+        elif aggregation == "turn-mean":
+            of_turns = [[a for t, a in tokens if t == turn] for turn in {t for t, _ in tokens}]
+            parts += [sum(mine) / len(mine) for mine in of_turns]
+        else:
+            size = {"row-mean-token-mean": len(tokens), "row-mean-token-sum-norm": 50}
+            parts.append(sum(a for _, a in tokens) / size.get(aggregation, 1))
+    wanted = -sum(parts) / len(parts)
     assert server_loss(server, datums) == pytest.approx(wanted, rel=1e-5)
 
 
@@ -101,4 +127,4 @@ def test_a_datum_that_was_tampered_with_is_not_shown() -> None:
 
 def test_an_unknown_server_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="vllm"):
-        Objective("token-mean", "vllm").factors([3])
+        Objective("token-mean", "vllm").factors([[0, 0, 1]])

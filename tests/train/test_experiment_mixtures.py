@@ -19,7 +19,7 @@ from tables import table
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.tasks import Task, TaskSet
 from gem_train import entries
-from gem_train.experiment.estimate import turn_advantages
+from gem_train.experiment.estimate import Shaping, turn_advantages
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.metrics import PART, episode_metrics
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Stage, parse_tasks, run_tasks
@@ -322,7 +322,7 @@ def test_numbers_of_an_environment_s_info_are_metrics_of_the_episodes_that_have_
 
 def test_rebn_within_an_environment_does_not_see_the_others() -> None:
     batch = of_two_environments(golden_batch())
-    within, _ = turn_advantages("rebn", batch, gamma=0.9, normalise="environment")
+    within, _ = turn_advantages("rebn", batch, Shaping(normalise="environment"), gamma=0.9)
     small, _ = turn_advantages("rebn", batch[:4], gamma=0.9)
     large, _ = turn_advantages("rebn", batch[4:], gamma=0.9)
     assert within == small + large

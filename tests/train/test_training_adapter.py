@@ -72,7 +72,7 @@ def test_settings_of_an_adapter_include_its_own() -> None:
     ("table", "message"),
     [
         ({"turn_token": 4}, "unknown key 'gem.turn_token'; did you mean gem.turn_tokens"),
-        ({"xyz": 4}, "unknown key 'gem.xyz'; known: context, "),
+        ({"xyz": 4}, "unknown key 'gem.xyz'; known: advantage_clip, context, "),
         ({"turn_tokens": 0}, "gem.turn_tokens must be at least 1, got 0"),
         ({"turns": 1.5}, "gem.turns must be of type int, got 1.5"),
         ({"context": None}, "gem.context must be of type str, got None"),

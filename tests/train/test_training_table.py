@@ -13,6 +13,7 @@ from tables import table
 from gem.errors import ConfigurationError
 from gem.tables import flatten
 from gem_train import entries
+from gem_train.experiment.estimate import Shaping
 from gem_train.experiment.hardware import CPU, Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.settings import Settings
@@ -78,7 +79,7 @@ def test_every_field_of_spec_and_hardware_is_a_key() -> None:
     free = {"eval.params", "env.schedule.params"}  # empty here
     assert leaves | free == set(keys())
     with pytest.raises(KeyError):
-        key_of("optimizer.warmup")
+        key_of("optimizer.nesterov")
 
 
 def test_a_key_without_an_entry_is_named_with_the_adapter() -> None:
@@ -90,14 +91,14 @@ def test_a_key_without_an_entry_is_named_with_the_adapter() -> None:
 
 def test_a_new_key_stops_a_table_that_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
     old = dict.fromkeys(keys(), Elsewhere("--all"))
-    monkeypatch.setattr("gem_train.table.keys", lambda: (*keys(), "optimizer.warmup"))
-    with pytest.raises(ConfigurationError, match=r"optimizer.warmup: .* 'mine' has no entry"):
+    monkeypatch.setattr("gem_train.table.keys", lambda: (*keys(), "optimizer.nesterov"))
+    with pytest.raises(ConfigurationError, match=r"optimizer.nesterov: .* 'mine' has no entry"):
         Table("mine", old)
 
 
 def test_an_entry_of_no_key_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"optimizer.warmup: .* but no key"):
-        table("mine", {"optimizer.warmup": Copied("w")})
+    with pytest.raises(ConfigurationError, match=r"optimizer.nesterov: .* but no key"):
+        table("mine", {"optimizer.nesterov": Copied("w")})
 
 
 @pytest.mark.parametrize("ways", [(), (Copied("a"), Fixed(0, "so it is"))])
@@ -200,7 +201,7 @@ def test_settings_of_the_same_name_are_found_but_for_seed_and_environment() -> N
         f"{part}.{name}": Copied(f"gem.{name}")
         for part, names in {
             "policy": ("turn_tokens", "turns", "context", "system_prompt", "template_kwargs"),
-            "algorithm": ("normalise",),
+            "algorithm": tuple(Shaping().shaping),
             "training": ("max_failed_fraction", "info_metrics"),
             "hardware": ("executor",),
         }.items()

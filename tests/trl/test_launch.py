@@ -201,8 +201,8 @@ def test_parity_has_every_setting(tmp_path: Path) -> None:
         ({"policy": {"context": "concat"}}, r"policy\.context: .* one row per episode"),
         ({"policy": {"thinking": "drop"}}, r"policy\.thinking: .* one row per episode"),
         (
-            {"algorithm": {"loss_aggregation": "row-mean-token-sum"}},
-            r"algorithm\.loss_aggregation: TRL",
+            {"algorithm": {"loss_aggregation": "turn-mean"}},
+            r"algorithm\.loss_aggregation: TRL has token-mean, ",
         ),
         (
             {"policy": {"lora_rank": 8, "lora_init": "a"}, "algorithm": {"kl_coef": 0.1}},

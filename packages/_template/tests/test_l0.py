@@ -23,7 +23,7 @@ class TestTemplate(L0Suite):
 
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         gem = {**self.config["gem"], "advantage": algorithm.advantage}
-        gem |= {"normalise": algorithm.normalise}
+        gem |= algorithm.shaping
         trainer = GemTrainer({**self.config, "gamma": algorithm.gamma, "gem": gem})
         trainer.played = batch
         rows = placed_rows(batch, PlacedRow)

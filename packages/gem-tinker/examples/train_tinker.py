@@ -55,7 +55,7 @@ def settings(args: argparse.Namespace) -> Config:
 async def main(config: Config) -> None:
     """Train."""
     # Servers add their losses up in different ways; the probe finds out, the objective corrects.
-    objective = Objective(config.loss_aggregation, await probe(config))
+    objective = Objective(config.loss_aggregation, await probe(config), config.response_tokens)
     with tinker.ServiceClient() as service:
         client = await service.create_lora_training_client(
             config.model, rank=config.lora_rank, train_unembed=False

@@ -92,8 +92,8 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
         per_turn, _ = turn_advantages(
             self.settings.advantage,
             self.played,
+            self.settings,
             gamma=self.config["gamma"],
-            normalise=self.settings.normalise,
         )
         batch["advantages"] = batch["mask"] * 0
         of_episode: list[list[PlacedRow]] = [[] for _ in self.played]

@@ -198,10 +198,11 @@ _DEFINED = {
         "response_tokens turn_tokens turns lora_rank lora_alpha lora_init"
     ),
     "algorithm": (
-        "advantage gamma lam normalise clip epochs minibatches loss_aggregation "
-        "kl_coef entropy_coef tis_clip value_lr value_clip"
+        "advantage gamma lam normalise reward_scale reward_clip group_std whiten advantage_clip "
+        "loss clip clip_high dual_clip ratio epochs minibatches loss_aggregation "
+        "kl_coef kl_estimator entropy_coef tis_clip value_lr value_clip"
     ),
-    "optimizer": "lr type beta1 beta2 eps weight_decay grad_clip",
+    "optimizer": ("lr schedule warmup min_lr_ratio type beta1 beta2 eps weight_decay grad_clip"),
     "training": "iterations tasks group_size precision max_failed_fraction info_metrics",
     "sampling": "temperature top_p top_k",
     "eval": "name id params seed episodes every temperature",

@@ -11,7 +11,8 @@ Where it differs from common implementations of PPO and GRPO:
 
 - Advantages, values and discounting are per turn; all sampled tokens of a turn share its advantage.
 - Standard deviations are the population's, with no epsilon added; below 1e-6 the advantage is 0.
-  Statistics cover the whole batch (ReBN) or group (GRPO). Advantages of GAE are not normalised.
+  Statistics cover the whole batch (ReBN) or group (GRPO). Advantages of GAE are normalised if
+  `whiten` says so.
 - Nothing is bootstrapped after an episode's last turn, also when the episode was truncated.
 - Minibatches are not shuffled: consecutive whole episodes in the order played, in every epoch.
 - The denominator of a loss counts the whole minibatch; cutting it into forward passes only rounds.
@@ -49,11 +50,18 @@ from gem_bench.exploitability import exploitability
 from gem_bench.lora import add_adapters
 from gem_bench.models import load_pretrained, recomputing
 from gem_bench.reference_setup import check_positions, check_supported, open_record, success_rates
-from gem_bench.rows import Row, pad, trained_rows, training_rows
+from gem_bench.rows import Row, pad, row_means, trained_rows, training_rows
 from gem_bench.sampler import CachedSampler
 from gem_train.batches import chunks, minibatches
 from gem_train.experiment import estimate
-from gem_train.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
+from gem_train.experiment.losses import (
+    clipped,
+    kl_penalty,
+    policy_loss,
+    probability_ratio,
+    sampler_correction,
+    value_loss,
+)
 from gem_train.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem_train.settings import check_episodes
 
@@ -128,7 +136,8 @@ def turn_advantages(
     Episodes of different roles, which are agents of an environment, are never in one group.
 
     Args:
-        algorithm: Names the estimator, with `gamma` and `lam`.
+        algorithm: Names the estimator, with `gamma`, `lam` and what is done to rewards and
+            advantages (`gem_train.experiment.estimate.Shaping`).
         trajectories: The batch; `group` says which episodes are of one task.
         values: The critic's value before each turn; needed by `gae`.
         state: What an estimator that keeps one left after the batch before; brought up to date.
@@ -136,10 +145,10 @@ def turn_advantages(
     return estimate.turn_advantages(
         algorithm.advantage,
         trajectories,
+        algorithm,
         gamma=algorithm.gamma,
         lam=algorithm.lam,
         values=values,
-        normalise=algorithm.normalise,
         state=state,
     )
 
@@ -261,18 +270,21 @@ class Learner:
             forward_tokens=self.forward_tokens,
         )
 
-    def update(self, rows: Sequence[Row], advantage: PerTurn, target: PerTurn) -> Metrics:
+    def update(
+        self, rows: Sequence[Row], advantage: PerTurn, target: PerTurn, iteration: int = 0
+    ) -> Metrics:
         """Improve the policy, and the critic if there is one, on one batch.
 
         Args:
             rows: The batch.
             advantage: Of each turn.
             target: What the critic's value of each turn should be.
+            iteration: Number of the batch, for the schedule of the learning rate.
 
         Returns:
-            Means over the optimiser steps of loss, gradient norm before clipping, entropy and
-            share of clipped tokens; with a KL penalty also of `kl`, with a critic of its loss and
-            gradient norm.
+            Means over the optimiser steps of loss, gradient norm before clipping, entropy,
+            learning rate and share of clipped tokens; with a KL penalty also of `kl`, with a critic
+            of its loss and gradient norm.
         """
         algorithm = self.spec.algorithm
         batches = [batch for batch in minibatches(rows, algorithm.minibatches) if batch]
@@ -284,12 +296,21 @@ class Learner:
                 row.initial_logprobs = logprobs
         steps = []
         with recomputing(self.policy, *filter(None, [self.critic])):
-            for batch in batches * algorithm.epochs:
+            for number, batch in enumerate(batches * algorithm.epochs):
+                self._schedule(iteration * self.spec.steps + number)
                 step = self._policy_step(batch, advantage)
                 if self.critic is not None:
                     step |= self._critic_step(self.critic, batch, target)
                 steps.append(step)
         return {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}
+
+    def _schedule(self, step: int) -> None:
+        """Set the learning rates of an optimiser step."""
+        spec = self.spec
+        factor = spec.optimizer.factor(step, spec.training.iterations * spec.steps)
+        self.optimizer.param_groups[0]["lr"] = spec.optimizer.lr * factor
+        if self.critic is not None:
+            self.critic_optimizer.param_groups[0]["lr"] = spec.algorithm.value_lr * factor
 
     @torch.no_grad()
     def _logprobs(self, model: Any, rows: Sequence[Row]) -> list[tuple[Row, Tensor]]:
@@ -305,13 +326,14 @@ class Learner:
     def _policy_step(self, rows: Sequence[Row], advantage: PerTurn) -> Metrics:
         """Take one step down the policy's loss.
 
-        It is `sum(surrogate - entropy_coef * entropy + kl_coef * kl) / denominator` over tokens.
+        It is `sum(weight * (surrogate - entropy_coef * entropy + kl_coef * kl)) / units` over
+        tokens; `loss_aggregation` decides weights and units.
         """
-        algorithm = self.spec.algorithm
+        algorithm, longest = self.spec.algorithm, self.spec.policy.response_tokens
         rows = [row for row in rows if row.sampled]
         tokens = sum(len(row.sampled) for row in rows)
-        denominator = tokens if algorithm.loss_aggregation == "token-mean" else len(rows)
-        loss = entropy = clipped = kl = 0.0
+        units = sum(algorithm.units(row.turn) for row in rows)
+        loss = entropy = outside = kl = 0.0
         self.optimizer.zero_grad()
         for chunk in chunks(rows, self.forward_tokens):
             per_token = [advantage[row.episode][turn] for row in chunk for turn in row.turn]
@@ -320,25 +342,31 @@ class Learner:
                 new, h = token_statistics(self.policy, chunk, self.spec.sampling.temperature)
             known = [row.old_logprobs for row in chunk if row.old_logprobs is not None]
             old = torch.cat(known) if known else new.detach()
-            surrogate = policy_loss(new, old, a, algorithm.clip)
+            weights = [algorithm.weights(row.turn, longest) for row in chunk]
+            per_token = [w[t] for row, w in zip(chunk, weights, strict=True) for t in row.turn]
+            weight = torch.tensor(per_token, device=self.device)
+            mean = partial(row_means, torch.tensor([len(row.sampled) for row in chunk]))
+            surrogate = policy_loss(new, old, a, algorithm, mean)
             if algorithm.tis_clip is not None:
                 drawn = torch.tensor([p for row in chunk for p in row.drawn], device=self.device)
                 surrogate = surrogate * sampler_correction(old, drawn, algorithm.tis_clip)
             penalty = torch.zeros_like(new)
             if self.initial is not None:
                 started = [row.initial_logprobs for row in chunk]
-                penalty = kl_penalty(new, torch.cat([each for each in started if each is not None]))
+                initial = torch.cat([each for each in started if each is not None])
+                penalty = kl_penalty(new, initial, algorithm.kl_estimator)
             terms = surrogate - algorithm.entropy_coef * h + algorithm.kl_coef * penalty
-            part = terms.sum() / denominator
+            part = (terms * weight).sum() / units
             torch.autograd.backward(part)
             loss += part.item()
             entropy += h.sum().item() / tokens
             kl += penalty.sum().item() / tokens
-            outside = ((new - old).exp() - 1).abs() > algorithm.clip
-            clipped += outside.sum().item() / tokens
+            ratio = probability_ratio(new, old, algorithm, mean)
+            outside += clipped(ratio, algorithm).sum().item() / tokens
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.spec.optimizer.grad_clip)
         self.optimizer.step()
-        means = {"entropy": entropy, "clip_fraction": clipped}
+        lr = self.optimizer.param_groups[0]["lr"]
+        means = {"entropy": entropy, "clip_fraction": outside, "lr": lr}
         if self.initial is not None:
             means["kl"] = kl
         return {"loss": loss, "grad_norm": norm.item(), **means}
@@ -443,8 +471,8 @@ def train(
             advantage, target = turn_advantages(
                 spec.algorithm, episodes, values, learner.estimator_state
             )
-            metrics = learner.update(rows, advantage, target)
-            metrics |= {"lr": spec.optimizer.lr, "update_s": time.perf_counter() - began}
+            metrics = learner.update(rows, advantage, target, iteration)
+            metrics |= {"update_s": time.perf_counter() - began}
             trained = partial(trained_rows, rows, episodes, advantage)
             recording.keep_batch(episodes, advantage, trained, metrics=seconds)
             report(iteration, "train", recording.write_iteration(iteration, metrics=metrics))

@@ -2,6 +2,7 @@
 
 - `Row`, `training_rows`: the rows of a batch, in the order played.
 - `pad`: several rows as the tensors of one forward pass.
+- `row_means`: a mean over the sampled tokens of each row.
 - `trained_rows`: what the loss sees of each row, for comparison with the rows of adapters.
 """
 
@@ -89,6 +90,19 @@ def pad(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
         "input_ids": torch.tensor(ids, device=device),
         "attention_mask": torch.tensor(mask, device=device),
     }
+
+
+def row_means(lengths: Tensor, values: Tensor) -> Tensor:
+    """Return for each token the mean over its row, `[sampled tokens of all rows]`.
+
+    Args:
+        lengths: Sampled tokens of each row, `[rows]`.
+        values: A number for each token, row after row.
+    """
+    lengths = lengths.to(values.device)
+    row = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths)
+    sums = values.new_zeros(len(lengths)).index_add(0, row, values)
+    return (sums / lengths)[row]
 
 
 def trained_rows(

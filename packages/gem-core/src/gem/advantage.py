@@ -207,7 +207,7 @@ def rebn(table: TurnTable, gamma: float, all_reduce: AllReduce = _local) -> Floa
         all_reduce: Reduction over ranks, of arrays `[parts, 2]` and `[parts, 1]`; by default there
             is one rank.
     """
-    return _normalise(returns(table, gamma), table, all_reduce)
+    return normalised(returns(table, gamma), table, all_reduce)
 
 
 def grpo(table: TurnTable, scale: bool = True) -> Floats:
@@ -308,8 +308,17 @@ def rae(
     return result, baselines
 
 
-def _normalise(x: Floats, table: TurnTable, all_reduce: AllReduce) -> Floats:
-    """Standardise the valid turns of each part over all ranks."""
+def normalised(x: Floats, table: TurnTable, all_reduce: AllReduce = _local) -> Floats:
+    """Return `(x - mean) / std` of the valid turns of each part over all ranks, `[turns]`.
+
+    Population standard deviation in float64; a part with `std < MIN_STD` is 0 everywhere, and so
+    are invalid turns.
+
+    Args:
+        x: A number for each turn, `[turns]`.
+        table: The turns of this data-parallel rank.
+        all_reduce: See `rebn`.
+    """
     parts = range(len(table.part_names))
     rows = [np.flatnonzero(table.valid & (table.part == part)) for part in parts]
     chosen = [x[each] for each in rows]

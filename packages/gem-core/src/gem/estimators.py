@@ -41,7 +41,7 @@ class Options:
     """Discount per turn, within [0, 1]."""
     lam: float = 1.0
     """GAE's lambda per turn, within [0, 1]."""
-    scale: bool = True
+    group_std: bool = True
     """Whether `grpo` divides by the standard deviation of the group."""
     state: Mapping[str, float] = field(default_factory=dict)
     """What an estimator with `keeps_state` returned for the batch before; `{}` at the beginning."""
@@ -176,7 +176,7 @@ BUILT_IN: Mapping[str, Estimator] = {
         Estimator(
             "rebn", lambda table, o: advantage.rebn(table, o.gamma, o.all_reduce), compares="batch"
         ),
-        Estimator("grpo", lambda table, o: advantage.grpo(table, o.scale), compares="group"),
+        Estimator("grpo", lambda table, o: advantage.grpo(table, o.group_std), compares="group"),
         Estimator("rloo", lambda table, o: advantage.rloo(table), compares="group"),
         Estimator("gae", _gae, needs_critic=True),
         Estimator("rae", _rae, compares="role", keeps_state=True),

@@ -135,7 +135,7 @@ class TurnsInRow:
         before = len(self.prompt_ids) - 1
         return [(span.turn, before + span.start) for span in self.spans]
 
-    def spread(self, per_turn: Sequence[float]) -> list[float]:
+    def spread(self, per_turn: Sequence[float] | Mapping[int, float]) -> list[float]:
         """Return each turn's value on all of its sampled tokens, 0.0 elsewhere, `[response]`.
 
         Args:

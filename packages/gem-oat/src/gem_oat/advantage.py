@@ -45,6 +45,8 @@ class Row(PlacedRow):
         """Position of the last token before each turn of this row, int64 `[turns of this row]`."""
         self.advantages = torch.zeros(len(self.mask))
         """Of each token's turn, 0 elsewhere, float32 `[tokens - 1]`."""
+        self.weights = torch.zeros(len(self.mask))
+        """In the loss (`PolicyLoss.weights`), 0 where nothing was sampled, `[tokens - 1]`."""
         self.targets = torch.zeros(turns)
         """Of the critic, for every turn of this row, float32 `[turns of this row]`."""
         self.values = torch.zeros(turns)

@@ -9,6 +9,7 @@ from typing import Any
 from gem_oat import SUPPORTED_OAT, check_oat
 from gem_train import entries, platforms
 from gem_train.experiment.hardware import logit_scales
+from gem_train.experiment.losses import PolicyLoss
 from gem_train.experiment.runspec import SamplingPart
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
@@ -43,8 +44,6 @@ def _always(run: Run) -> dict[str, Any]:
         "max_model_len": run.spec.policy.tokens,
         "critic_type": "ppo" if run.critic else "drgrpo",
         "eval_steps": -1,
-        "lr_scheduler": "constant",
-        "lr_warmup_ratio": 0,
         "zero_stage": 2,
         "collocate": True,
         "use_fused_lm_head": not logit_scales(run.spec.policy.model),
@@ -56,6 +55,13 @@ def _always(run: Run) -> dict[str, Any]:
 def _evaluations(run: Run) -> dict[str, Any]:
     texts = [source.text for source in run.spec.evaluations]
     return {"gem_eval": " ".join(texts), "eval_steps": run.spec.eval_every}
+
+
+def _schedule(run: Run) -> dict[str, Any]:
+    return {
+        "lr_scheduler": run.spec.optimizer.hugging_face,
+        "lr_warmup_ratio": entries.warmup_ratio(run, up=True),
+    }
 
 
 def _checkpoints(run: Run) -> dict[str, Any]:
@@ -73,6 +79,7 @@ TABLE = Table(
         **entries.tasks(Computed(lambda run: {"gem_tasks": run.spec.task_set.uri}, "gem_tasks")),
         **entries.evaluations(Computed(_evaluations, "gem_eval, eval_steps")),
         **namesakes(Settings, "gem_{}"),
+        **namesakes(PolicyLoss, "gem_{}"),
         "name": Copied("wb_run_name"),
         "seed": (Copied(("gem_seed", "seed")), entries.seeds()),
         "policy.model": Copied("pretrain"),
@@ -94,7 +101,6 @@ TABLE = Table(
             entries.WHOLE_MINIBATCHES,
             entries.WHOLE_STEPS,
         ),
-        "algorithm.loss_aggregation": Copied("gem_loss_aggregation"),
         "algorithm.kl_coef": Copied("beta"),
         "algorithm.entropy_coef": Fixed(0, "oat's loss has no entropy bonus"),
         "algorithm.tis_clip": (
@@ -108,7 +114,24 @@ TABLE = Table(
         "algorithm.value_lr": Copied("critic_learning_rate"),
         "algorithm.value_clip": Copied("cliprange_value"),
         "optimizer.lr": Copied("learning_rate"),
-        "optimizer.type": Fixed("adamw", "oat's own, lr_scheduler=constant"),
+        "optimizer.type": Fixed("adamw", "oat's own"),
+        "optimizer.schedule": (
+            Computed(_schedule, "lr_scheduler"),
+            Refused(
+                lambda run, value: value != "constant" and run.critic,
+                "oat cannot make the critic's; set it to 'constant'",
+            ),
+        ),
+        "optimizer.warmup": Computed(_schedule, "lr_warmup_ratio"),
+        "optimizer.min_lr_ratio": (
+            Computed(_schedule, "lr_scheduler"),
+            entries.no_linear_minimum("oat"),
+            Refused(
+                lambda run, value: value not in (0, 0.1),
+                "oat's 'cosine_with_min_lr' ends at a tenth of the learning rate; set it to 0.1 or "
+                "0",
+            ),
+        ),
         "optimizer.beta1": Copied("adam_beta_1"),
         "optimizer.beta2": Copied("adam_beta_2"),
         "optimizer.eps": Fixed(1e-8, "oat's optimiser has 1e-8, and no flag"),

@@ -114,11 +114,10 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.rows = placed_rows(data_list, advantage.Row)
         if self.critic is not None:
             self.updater.values(self.rows)
-        how = {"gamma": args.gamma, "lam": args.lam, "normalise": gem.normalise}
         per_turn = advantage.give_advantages(
             data_list,
             self.rows,
-            partial(turn_advantages, gem.advantage, **how),
+            partial(turn_advantages, gem.advantage, shaping=gem, gamma=args.gamma, lam=args.lam),
             max_failed_fraction=gem.max_failed_fraction,
             gather=_all_gather,
             rank=dist.get_rank(),

@@ -16,14 +16,18 @@ from gem.estimators import estimator
 from gem.rollout import Budget
 from gem.tables import json_or_text, setting
 from gem_train.experiment.hardware import logit_scales
+from gem_train.experiment.losses import PolicyLoss
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem_train.experiment.tasksets import Source, parse_sources
 from gem_train.settings import Refusal, Settings, check_offered, refuse_values
 
+OATS = ("turn_tokens", "clip")
+"""Settings for which oat has flags of its own."""
+
 
 @dataclass(frozen=True)
-class GemSettings(Settings):
-    """GEM's settings; each is a flag `--gem_<name>`, but `turn_tokens`, for which oat has flags."""
+class GemSettings(Settings, PolicyLoss):
+    """GEM's settings; each is a flag `--gem_<name>`, except those for which oat has flags."""
 
     tasks: str = setting(
         "task set or mixture to train on, gem:<env id>?seed=0&<parameter>=<value>",
@@ -37,11 +41,6 @@ class GemSettings(Settings):
         "name of an estimator; one that needs a critic needs --critic_type ppo",
         "rebn",
         check=check_offered,
-    )
-    loss_aggregation: str = setting(
-        "token-mean, or row-mean-token-sum: sum over tokens, mean over rows of an optimiser step",
-        "token-mean",
-        choices=("token-mean", "row-mean-token-sum"),
     )
     forward_tokens: int = setting("most tokens, padding included, of a forward pass", 8192, above=0)
     """At least one row is in a forward pass of the learner."""
@@ -58,7 +57,7 @@ def _flags() -> Any:
     flags = [
         (f"gem_{f.name}", types[f.name], field(default=f.default, metadata=f.metadata))
         for f in fields(GemSettings)
-        if f.name != "turn_tokens"
+        if f.name not in OATS
     ]
     return make_dataclass("Flags", flags, bases=(PPOArgs,))
 
@@ -85,6 +84,7 @@ class Args(_flags()):  # type: ignore[misc]
         own = {name.removeprefix("gem_"): value for name, value in shown(self).items()}
         if own["template_kwargs"] is not None:
             own["template_kwargs"] = json_or_text(own["template_kwargs"])
+        own["clip"] = self.cliprange
         return GemSettings.from_mapping(own, "--gem_")
 
     @property
@@ -135,9 +135,9 @@ _REASONS = {
     "reinforce_update": "oat 0.2 divides by zero; one optimiser step a batch is REINFORCE's",
     "train_batch_size_per_device": "--gem_forward_tokens decides how many rows are one forward",
     "num_gpus_per_actor": "oat's multi-turn learner knows actors of one GPU only",
-    "whiten_adv whiten_rewards": "--gem_advantage rebn normalises once, over turns of all ranks",
+    "whiten_adv whiten_rewards": "--gem_whiten normalises advantages, over turns of all ranks",
     "oracle non_stop_penalty non_stop_fixed_reward": "rewards are the environment's",
-    "reward_scale": "scale rewards in the environment (gem.wrappers)",
+    "reward_scale": "--gem_reward_scale is the factor of every turn's reward",
     "kl_penalty_coef": "a KL penalty is a term of the loss here: --beta",
     "ignore_no_eos": "every sampled token is trained on",
     "apply_chat_template": "the model's chat template is always applied",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,14 @@ from torch import Tensor
 from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
 from gem_train.batches import chunks
-from gem_train.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
+from gem_train.experiment.losses import (
+    clipped,
+    kl_penalty,
+    policy_loss,
+    probability_ratio,
+    sampler_correction,
+    value_loss,
+)
 
 ChunkLoss = Callable[[list[Row]], tuple[Tensor, list[Tensor]]]
 """Returns the part of a loss that is about some rows, and numbers that are added up over chunks."""
@@ -50,10 +58,14 @@ class Updater:
         """Improve the policy on rows; return the step's metrics, the same on all ranks."""
         learner, args = self.learner, self.args
         rows = [row for row in rows if row.sampled]
-        tokens, count = self._reduce([sum(row.sampled for row in rows), len(rows)], "sum")
+        gem, longest = self.gem, args.max_model_len - args.prompt_max_length
+        counts = [sum(row.sampled for row in rows), sum(gem.units(row.turns) for row in rows)]
+        tokens, units = self._reduce(counts, "sum")
         if tokens == 0:
             return {}
-        denominator = tokens if self.gem.loss_aggregation == "token-mean" else count
+        for row in rows:
+            weights = row.tokens.spread(gem.weights(row.turns, longest))
+            row.weights = torch.from_numpy(row.padded(weights))
         lr, differences = learner.scheduler.get_last_lr()[0], [0.0]
 
         def loss(chunk: list[Row]) -> tuple[Tensor, list[Tensor]]:
@@ -62,26 +74,28 @@ class Updater:
             old, sampler = self._padded(chunk, "old"), self._padded(chunk, "sampler")
             if old is None:
                 old = new.detach()
-            per_token = policy_loss(new, old, advantage, args.cliprange)
+            means = partial(_row_means, mask)
+            per_token = policy_loss(new, old, advantage, gem, means)
             if sampler is not None:
                 differences.append(float(((old - sampler) * mask).abs().max()))
                 if args.tis_c is not None:
                     per_token = per_token * sampler_correction(old, sampler, args.tis_c)
-            outside = ((new.detach() - old).exp() - 1).abs() > args.cliprange
-            counted = [per_token.detach(), entropy, outside]
+            outside = clipped(probability_ratio(new.detach(), old, gem, means), gem)
+            counted = [entropy, outside]
             if args.beta:
                 with torch.no_grad():
                     reference, _ = self._logprobs(learner.ref_model, chunk)
-                kl = kl_penalty(new, reference)
+                kl = kl_penalty(new, reference, gem.kl_estimator)
                 counted.append(kl.detach())
                 per_token = per_token + args.beta * kl
-            return (per_token * mask).sum() / denominator, [(x * mask).sum() for x in counted]
+            part = (per_token * self._padded(chunk, "weights")).sum() / units
+            return part, [part.detach(), *((each * mask).sum() for each in counted)]
 
         norm, sums = self._step(loss, rows, learner.model.model)
-        surrogate, entropy, outside, *kl = sums
+        total, entropy, outside, *kl = sums
         [difference] = self._reduce([max(differences)], "max")
         metrics = {
-            "loss": (surrogate + args.beta * sum(kl)) / denominator,
+            "loss": total,
             "grad_norm": norm,
             "entropy": entropy / tokens,
             "clip_fraction": outside / tokens,
@@ -168,3 +182,9 @@ class Updater:
         if any(each is None for each in found):
             return None
         return torch.nn.utils.rnn.pad_sequence(found, batch_first=True).to(self.device)
+
+
+def _row_means(mask: Tensor, values: Tensor) -> Tensor:
+    """Return for each token the mean over the sampled tokens of its row, `[rows, tokens]`."""
+    sums = (values * mask).sum(-1, keepdim=True)
+    return (sums / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(values)

@@ -23,7 +23,7 @@ from gem.estimators import estimator
 from gem_openrlhf.record import recording
 from gem_openrlhf.rollout import FAILED, PREFIX, Played
 from gem_openrlhf.settings import Settings, check_flags, load_settings
-from gem_train.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem_train.experiment.estimate import PerTurn, Shaping, turn_advantages
 from gem_train.record import TrainedRow
 from gem_train.rows import PlacedEpisode, PlacedRow
 from gem_train.settings import check_episodes
@@ -98,33 +98,33 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         """Fill in the experiences; return the advantages."""
         flags, name = self.args.algo.advantage, settings.advantage
         assert name is not None
-        rewards = self._rewards(experiences, rows)
+        added = self._added(experiences, rows)
         values = None
         if estimator(name).needs_critic:
             values = [row.at_turns(row.experience.values) for row in rows]
         per_turn, targets = turn_advantages(
             name,
             [row.trajectory for row in rows],
+            Shaping(**{**settings.shaping, "group_std": not flags.no_std_norm}),
             gamma=float(flags.gamma),
             lam=float(flags.lambd),
-            scale=not flags.no_std_norm,
-            rewards=rewards,
+            added=added,
             values=values,
-            normalise=settings.normalise,
         )
         for experience in experiences:
             experience.advantages = torch.zeros(experience.action_mask.shape)
             experience.returns = torch.zeros(experience.action_mask.shape)
             experience.info["return"] = torch.zeros(len(experience.sequences))
             experience.kl = None
-        for row, a, g, r in zip(rows, per_turn, targets, rewards, strict=True):
+        for row, a, g, more in zip(rows, per_turn, targets, added, strict=True):
             row.write(row.experience.advantages, a)
             row.write(row.experience.returns, g)
-            row.experience.info["return"][row.place] = sum(r)
+            total = row.trajectory.total_reward + sum(more)
+            row.experience.info["return"][row.place] = total
         return per_turn
 
-    def _rewards(self, experiences: list[Any], rows: list[Row]) -> PerTurn:
-        """Reward of each turn, with what OpenRLHF adds to the rewards of episodes and tokens."""
+    def _added(self, experiences: list[Any], rows: list[Row]) -> PerTurn:
+        """Return what OpenRLHF adds to each turn's reward, by episodes and by tokens."""
         for experience in experiences:
             experience.rewards = experience.rewards.float()
         before = [row.experience.rewards[row.place].clone() for row in rows]
@@ -139,11 +139,10 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             for experience in experiences
         }
         added = [row.over_turns(kl[id(row.experience)]) for row in rows]
-        rewards = adjusted_rewards([row.trajectory for row in rows], added)
-        for row, of_turns, reward in zip(rows, rewards, before, strict=True):
+        for row, of_turns, reward in zip(rows, added, before, strict=True):
             if of_turns:
                 of_turns[-1] += float(row.experience.rewards[row.place] - reward)
-        return rewards
+        return added
 
     def _logprob_difference(
         self, experiences: list[Any], rows: list[Row], settings: Settings

@@ -22,6 +22,7 @@ from gem_train.table import (
     Elsewhere,
     Fixed,
     Ignored,
+    Refused,
     Run,
     Table,
     below,
@@ -70,12 +71,7 @@ def _always(run: Run) -> dict[str, Any]:
     return {
         "data.label_key": "label",
         "ds.zero_stage": 2,
-        "actor.lr_scheduler": "constant",
-        "actor.lr_warmup_ratio": 0.0,
-        "critic.lr_scheduler": "constant",
-        "critic.lr_warmup_ratio": 0.0,
         "train.num_episodes": 1,
-        "actor.loss_agg_mode": "token-mean",
         "train.agent_func_path": run.run_dir / AGENT_FILE,
         "data.prompt_dataset": run.run_dir / TRAIN_FILE,
         "data.max_len": run.spec.policy.tokens,
@@ -129,8 +125,36 @@ def _advantage(run: Run) -> dict[str, Any]:
 
 def _kl(run: Run) -> dict[str, Any]:
     weight = run.spec.algorithm.kl_coef
-    term = {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"} if weight else {}
+    estimator = run.spec.algorithm.kl_estimator
+    term = {"algo.kl.use_loss": True, "algo.kl.estimator": estimator} if weight else {}
     return {"algo.kl.init_coef": weight, **term}
+
+
+_AGGREGATIONS = {"token-mean": "token-mean", "row-mean-token-mean": "seq-mean-token-mean"}
+
+
+def _aggregation(run: Run) -> dict[str, Any]:
+    return {"actor.loss_agg_mode": _AGGREGATIONS[run.spec.algorithm.loss_aggregation]}
+
+
+def _ratio(run: Run) -> dict[str, Any]:
+    sequence = run.spec.algorithm.ratio == "sequence"
+    return {"actor.policy_loss_type": "gspo" if sequence else "ppo"}
+
+
+def _clip(run: Run) -> dict[str, Any]:
+    algorithm = run.spec.algorithm
+    return {"actor.eps_clip_low_high": [algorithm.clip, algorithm.highest]}
+
+
+def _schedule(run: Run) -> dict[str, Any]:
+    optimizer = run.spec.optimizer
+    names = {
+        "lr_scheduler": optimizer.hugging_face,
+        "lr_warmup_ratio": entries.warmup_ratio(run, up=True),
+        "min_lr_ratio": optimizer.min_lr_ratio,
+    }
+    return {f"{part}.{k}": value for part in ("actor", "critic") for k, value in names.items()}
 
 
 def _correction(run: Run) -> dict[str, Any]:
@@ -197,7 +221,26 @@ TABLE = Table(
         ),
         "algorithm.gamma": Copied("algo.advantage.gamma"),
         "algorithm.lam": Copied("algo.advantage.lambd"),
-        "algorithm.clip": Copied("actor.eps_clip"),
+        **entries.plain_loss("OpenRLHF", without=("clip_high", "dual_clip", "ratio")),
+        "algorithm.clip": Computed(_clip, "actor.eps_clip_low_high"),
+        "algorithm.clip_high": Computed(_clip, "actor.eps_clip_low_high"),
+        "algorithm.dual_clip": Copied("actor.dual_clip"),
+        "algorithm.ratio": (
+            Computed(_ratio, "actor.policy_loss_type"),
+            *entries.constant_in_rows("OpenRLHF"),
+            Refused(
+                lambda run, value: (
+                    value == "sequence"
+                    and run.spec.algorithm.loss_aggregation != "row-mean-token-mean"
+                ),
+                "OpenRLHF's 'gspo' takes the mean of rows' means; set algorithm.loss_aggregation "
+                "to 'row-mean-token-mean'",
+            ),
+        ),
+        "algorithm.group_std": Computed(
+            lambda run: {"algo.advantage.no_std_norm": not run.spec.algorithm.group_std},
+            "algo.advantage.no_std_norm",
+        ),
         "algorithm.epochs": Copied("train.max_epochs"),
         "algorithm.minibatches": (
             Computed(lambda run: {"train.batch_size": run.step_episodes}, "train.batch_size"),
@@ -207,15 +250,32 @@ TABLE = Table(
                 lambda run, value: value > 1, "OpenRLHF draws the rows of a minibatch at random"
             ),
         ),
-        "algorithm.loss_aggregation": entries.token_mean("OpenRLHF"),
+        "algorithm.loss_aggregation": (
+            Computed(_aggregation, "actor.loss_agg_mode"),
+            entries.aggregations("OpenRLHF", _AGGREGATIONS),
+            Departs(
+                lambda run, value: (
+                    value != "token-mean"
+                    and run.spec.algorithm.kl_coef + run.spec.algorithm.entropy_coef > 0
+                ),
+                "actor.loss_agg_mode; KL penalty and entropy stay means over tokens",
+            ),
+        ),
         "algorithm.kl_coef": Computed(_kl, "algo.kl.init_coef"),
+        "algorithm.kl_estimator": Computed(_kl, "algo.kl.estimator"),
         # Weight 0 leaves the loss alone and logs the entropy.
         "algorithm.entropy_coef": Copied("actor.entropy_coef"),
         "algorithm.tis_clip": Computed(_correction, "algo.advantage.is_correction_threshold"),
         "algorithm.value_lr": Copied("critic.adam.lr"),
         "algorithm.value_clip": (Copied("critic.value_clip"), entries.VALUES_ON_TOKENS),
         "optimizer.lr": Copied("actor.adam.lr"),
-        "optimizer.type": Fixed("adamw", "actor.adam, actor.lr_scheduler=constant"),
+        "optimizer.type": Fixed("adamw", "actor.adam"),
+        "optimizer.schedule": Computed(_schedule, "actor.lr_scheduler"),
+        "optimizer.warmup": Computed(_schedule, "actor.lr_warmup_ratio"),
+        "optimizer.min_lr_ratio": (
+            Computed(_schedule, "actor.min_lr_ratio"),
+            entries.no_linear_minimum("OpenRLHF"),
+        ),
         "optimizer.beta1": Computed(_betas, "actor.adam.betas"),
         "optimizer.beta2": Computed(_betas, "actor.adam.betas"),
         "optimizer.eps": Copied(("actor.adam.eps", "critic.adam.eps")),

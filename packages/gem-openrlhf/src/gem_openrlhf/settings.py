@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.estimators import BUILT_IN
 from gem.rollout import Budget
 from gem.tables import setting
 from gem_train.settings import (
@@ -44,7 +45,11 @@ class Settings(DatasetSettings):
     def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is wrong or OpenRLHF cannot do it."""
         super().check(prefix)
-        refuse_values(vars(self), self.several_rows(ONE_ROW), prefix)
+        refused = (
+            *self.several_rows(ONE_ROW),
+            ("group_std", not self.group_std, "give OpenRLHF --algo.advantage.no_std_norm"),
+        )
+        refuse_values(vars(self), refused, prefix)
 
     def given(self) -> dict[str, Any]:
         """Return the settings that have another value than by default."""
@@ -168,7 +173,7 @@ def _check_advantage(args: Any, name: str) -> None:
     flags = args.algo.advantage
     check_estimator(name, "--algo.advantage.estimator", flags.estimator)
     check_group_size(name, "--rollout.n_samples_per_prompt", args.rollout.n_samples_per_prompt)
-    if flags.no_std_norm and name != "grpo":
+    if flags.no_std_norm and name in BUILT_IN and name != "grpo":
         raise ConfigurationError(
             f"--algo.advantage.no_std_norm means nothing to gem.advantage={name!r}; it works with "
             "'grpo'"
@@ -176,5 +181,5 @@ def _check_advantage(args: Any, name: str) -> None:
     if tuple(args.reward.clip_range) != DEFAULT_CLIP_RANGE:
         raise ConfigurationError(
             "--reward.clip_range clips the sum of an episode's rewards, which GEM's advantages "
-            "do not use; clip in the environment (gem.wrappers) and leave the flag out"
+            "do not use; gem.reward_clip clips that of each turn; leave the flag out"
         )

@@ -18,7 +18,7 @@ from gem.errors import RolloutError
 from gem.estimators import estimator
 from gem_rl2.rollout import TAG
 from gem_rl2.settings import Keys, Settings
-from gem_train.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem_train.experiment.estimate import PerTurn, turn_advantages
 from gem_train.packed import PackedTrajectory
 from gem_train.record import TrainedRow
 from gem_train.rows import PlacedEpisode, PlacedRow, write_all
@@ -107,15 +107,14 @@ def compute(
     if estimator(name).needs_critic:
         values = [e.at_turns(batch["values"]) for e in episodes]
     added = _added(batch, episodes)
-    rewards = adjusted_rewards(trajectories, [e.over_turns(added) for e in episodes])
     per_turn, targets = turn_advantages(
         name,
         trajectories,
+        settings,
         gamma=keys.gamma,
         lam=keys.lam,
-        rewards=rewards,
+        added=[e.over_turns(added) for e in episodes],
         values=values,
-        normalise=settings.normalise,
     )
     batch["advantages"] = write_all(torch.zeros(batch["states"].shape), episodes, per_turn)
     if values is not None:

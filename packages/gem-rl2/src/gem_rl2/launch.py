@@ -66,14 +66,11 @@ def _always(run: Run) -> dict[str, Any]:
         "test_data.path": run.run_dir / EVAL_FILE,
         "rollout.dynamic_filtering": False,
         "rollout.env_path": ENV_FILE,
-        "actor.avg_level": "token",
         "trainer.n_epochs": 1,
         "trainer.project": "gem",
         "trainer.save_dir": run.run_dir / "model",
         "hydra.run.dir": run.run_dir / "hydra",
         "+gem.record_dir": run.run_dir,
-        **{f"{part}.scheduler": "constant" for part in PARTS},
-        **{f"{part}.warmup_ratio": 0.0 for part in PARTS},
     }
 
 
@@ -105,8 +102,26 @@ def _kl(run: Run) -> dict[str, Any]:
     weight = run.spec.algorithm.kl_coef
     if not weight:
         return {}
-    term = {"actor.kl.type": "loss", "actor.kl.loss_estimator": "k3"}
+    estimator = run.spec.algorithm.kl_estimator
+    term = {"actor.kl.type": "loss", "actor.kl.loss_estimator": estimator}
     return {"actor.kl.coef": weight, **term}
+
+
+_AGGREGATIONS = {"token-mean": "token", "row-mean-token-mean": "sequence"}
+
+
+def _aggregation(run: Run) -> dict[str, Any]:
+    # The critic keeps its mean over tokens.
+    name = _AGGREGATIONS[run.spec.algorithm.loss_aggregation]
+    return {"actor.avg_level": name, "critic.avg_level": "token"}
+
+
+def _schedule(run: Run) -> dict[str, Any]:
+    optimizer = run.spec.optimizer
+    return {
+        **dict.fromkeys(_both("scheduler"), optimizer.hugging_face),
+        **dict.fromkeys(_both("warmup_ratio"), entries.warmup_ratio(run, up=False)),
+    }
 
 
 def _precision(run: Run) -> dict[str, Any]:
@@ -171,6 +186,7 @@ TABLE = Table(
         ),
         "algorithm.gamma": Copied("adv.gamma"),
         "algorithm.lam": Copied("adv.lamda"),
+        **entries.plain_loss("RL2"),
         "algorithm.clip": Copied("actor.clip"),
         "algorithm.epochs": (
             Copied("+gem.epochs"),
@@ -185,8 +201,16 @@ TABLE = Table(
             *entries.whole_rows("RL2"),
             entries.WHOLE_STEPS,
         ),
-        "algorithm.loss_aggregation": entries.token_mean("RL2"),
+        "algorithm.loss_aggregation": (
+            Computed(_aggregation, "actor.avg_level"),
+            entries.aggregations("RL2", _AGGREGATIONS),
+            Departs(
+                lambda run, value: value != "token-mean" and run.spec.algorithm.kl_coef > 0,
+                "actor.avg_level; the KL penalty stays a mean over tokens",
+            ),
+        ),
         "algorithm.kl_coef": Computed(_kl, "actor.kl.coef"),
+        "algorithm.kl_estimator": Computed(_kl, "actor.kl.loss_estimator"),
         "algorithm.entropy_coef": Copied("actor.entropy.coef"),
         "algorithm.tis_clip": (
             Copied("actor.tis_coef"),
@@ -200,7 +224,10 @@ TABLE = Table(
         "algorithm.value_lr": Copied("critic.lr"),
         "algorithm.value_clip": (Copied("critic.clip"), entries.VALUES_ON_TOKENS),
         "optimizer.lr": Copied("actor.lr"),
-        "optimizer.type": Fixed("adamw", "RL2 has no other; the scheduler is constant"),
+        "optimizer.type": Fixed("adamw", "RL2 has no other"),
+        "optimizer.schedule": Computed(_schedule, "actor.scheduler"),
+        "optimizer.warmup": Computed(_schedule, "actor.warmup_ratio"),
+        "optimizer.min_lr_ratio": Fixed(0, "RL2's schedules end at 0"),
         "optimizer.beta1": Copied("+gem.adam_beta1"),
         "optimizer.beta2": Copied("+gem.adam_beta2"),
         "optimizer.eps": Copied("+gem.adam_eps"),

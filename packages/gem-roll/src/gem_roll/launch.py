@@ -131,8 +131,11 @@ def _kl(run: Run) -> Tree:
     return {"kl_loss_coef": weight, "use_kl_loss": weight > 0}
 
 
+_AGGREGATIONS = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
+
+
 def _loss(run: Run) -> Tree:
-    return {"loss_agg_mode": run.spec.algorithm.loss_aggregation.replace("row-", "seq-")}
+    return {"loss_agg_mode": _AGGREGATIONS[run.spec.algorithm.loss_aggregation]}
 
 
 def _rows(run: Run) -> int:
@@ -208,6 +211,7 @@ TABLE = Table(
         "algorithm.advantage": Computed(_advantage, f"{_ENV}.gem.advantage"),
         "algorithm.gamma": Copied("gamma"),
         "algorithm.lam": Copied("lambd"),
+        **entries.plain_loss("ROLL, as it is compiled,"),
         "algorithm.clip": Copied("pg_clip"),
         "algorithm.epochs": Copied("ppo_epochs"),
         "algorithm.minibatches": (
@@ -219,7 +223,10 @@ TABLE = Table(
                 "gradient_accumulation_steps; ROLL draws the episodes of a minibatch at random",
             ),
         ),
-        "algorithm.loss_aggregation": Computed(_loss, "loss_agg_mode"),
+        "algorithm.loss_aggregation": (
+            Computed(_loss, "loss_agg_mode"),
+            entries.aggregations("ROLL, as it is compiled,", _AGGREGATIONS),
+        ),
         "algorithm.kl_coef": (
             Computed(_kl, "kl_loss_coef"),
             Departs(
@@ -227,12 +234,14 @@ TABLE = Table(
                 "the same term of the loss (k3) as the reference's, but no test compares the two",
             ),
         ),
+        "algorithm.kl_estimator": Fixed("k3", "ROLL's penalty is k3"),
         "algorithm.entropy_coef": Copied("entropy_loss_coef"),
         "algorithm.tis_clip": Fixed(None, "ROLL's train_infer_correction is not compiled"),
         "algorithm.value_lr": Copied("critic.training_args.learning_rate"),
         "algorithm.value_clip": (Copied("value_clip"), entries.VALUES_ON_TOKENS),
         "optimizer.lr": Copied(f"{_TRAINING}.learning_rate"),
-        "optimizer.type": Fixed("adamw", "fixed in ROLL's strategies; lr_scheduler_type=constant"),
+        "optimizer.type": Fixed("adamw", "fixed in ROLL's strategies"),
+        **entries.CONSTANT_RATE,
         "optimizer.beta1": Copied(f"{_TRAINING}.adam_beta1"),
         "optimizer.beta2": Copied(f"{_TRAINING}.adam_beta2"),
         "optimizer.eps": Fixed(1e-8, "ROLL's AdamW has 1e-8, and no key"),

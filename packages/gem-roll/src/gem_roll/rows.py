@@ -130,7 +130,7 @@ def compute(
         else None
     )
     per_turn, targets = turn_advantages(
-        name, trajectories, gamma=gamma, lam=lam, values=values, normalise=settings.normalise
+        name, trajectories, settings, gamma=gamma, lam=lam, values=values
     )
     advantages = write_all(torch.zeros(mask.shape), episodes, per_turn)
     data.batch["advantages"] = advantages

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from gem.rollout.play import Budget
 from gem.tables import setting
 from gem.tasks import Task
+from gem_train.experiment.estimate import Shaping
 from gem_train.experiment.mixtures import parse_tasks
 from gem_train.settings import (
     Settings,
@@ -136,7 +137,8 @@ def check_config(config: Any) -> dict[str, GemSettings]:
     train_only = [(tag, tag in train.tags, why) for tag in theirs]
     refuse_values(classes, train_only, "env_manager_cls of custom_envs.")
     found = {tag: GemSettings.of(tag, envs[tag]) for tag in tags if tag not in theirs}
-    for name in ("advantage", "normalise", "max_failed_fraction", "record_dir", "record"):
+    shaping = (each.name for each in fields(Shaping))
+    for name in ("advantage", *shaping, "max_failed_fraction", "record_dir", "record"):
         shared = [getattr(found[tag], name) for tag in train.tags]
         why = "training environments of a run have the same"
         refuse_values({name: shared}, [(name, any(v != shared[0] for v in shared), why)], "gem.")

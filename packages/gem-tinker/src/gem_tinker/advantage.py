@@ -7,6 +7,7 @@ goes into the advantages as one factor a datum.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.trajectory import Trajectory
 from gem_tinker.settings import Config
 from gem_train.experiment.estimate import PerTurn, turn_advantages
+from gem_train.experiment.losses import PolicyLoss
 from gem_train.record import TrainedRow
 from gem_train.rows import PlacedRow, placed_rows
 
@@ -33,19 +35,26 @@ class Objective:
     """
 
     aggregation: str
-    """`token-mean`: mean over sampled tokens; `row-mean-token-sum`: sum over tokens, mean over
-    rows."""
+    """`loss_aggregation` of a RunSpec; see `gem_train.experiment.losses.PolicyLoss`."""
     server: str
     """`hosted`, `skyrl_train` or `skyrl_jax`."""
+    response_tokens: int = 1
+    """By which `row-mean-token-sum-norm` divides."""
 
-    def factors(self, sampled: Sequence[int]) -> list[float]:
-        """Return what the advantages of each datum are multiplied by.
+    def factors(self, turns: Sequence[Sequence[int]]) -> list[defaultdict[int, float]]:
+        """Return what the advantages of each datum are multiplied by, by their turn.
 
         Args:
-            sampled: Number of sampled tokens of each datum of one update.
+            turns: The turn of each sampled token of each datum of one update.
         """
-        wanted = 1 / sum(sampled) if self.aggregation == "token-mean" else 1 / len(sampled)
-        return [wanted / part for part in self.server_factors(sampled)]
+        how = PolicyLoss(loss_aggregation=self.aggregation)
+        units = sum(how.units(each) for each in turns)
+        weights = [how.weights(each, self.response_tokens) for each in turns]
+        parts = self.server_factors([len(each) for each in turns])
+        return [
+            defaultdict(float, {turn: weight / units / part for turn, weight in mine.items()})
+            for mine, part in zip(weights, parts, strict=True)
+        ]
 
     def server_factors(self, sampled: Sequence[int]) -> list[float]:
         """Return what the server itself multiplies each datum's summed loss by.
@@ -64,9 +73,9 @@ class Row(PlacedRow):
     """One training row: what was played, what it is worth, what is sent."""
 
     advantages: NDArray[np.float32]
-    """Of each token of the response, before the factor; set by `batch_rows`."""
-    factor: np.float32
-    """What the server's way of adding up makes of them; set by `to_datums`."""
+    """Of each token of the response, before the factors; set by `batch_rows`."""
+    factors: NDArray[np.float32]
+    """What each of them is multiplied by, for the server's way of adding up; set by `to_datums`."""
     datum: tinker.Datum
     """Set by `to_datums`."""
 
@@ -78,10 +87,9 @@ def batch_rows(episodes: Sequence[Trajectory], config: Config) -> tuple[list[Row
 
     Args:
         episodes: A whole batch: statistics are over all of its turns.
-        config: Estimator, discount, and what the statistics are over.
+        config: Estimator, discount, and what is done to rewards and advantages.
     """
-    name, normalise = config.advantage, config.normalise
-    per_turn, _ = turn_advantages(name, episodes, gamma=config.gamma, normalise=normalise)
+    per_turn, _ = turn_advantages(config.advantage, episodes, config, gamma=config.gamma)
     rows = [row for row in placed_rows(episodes, Row) if row.sampled]
     for row in rows:
         row.advantages = np.asarray(row.tokens.spread(per_turn[row.episode]), np.float32)
@@ -101,17 +109,17 @@ def to_datums(
     Raises:
         RolloutError: A row has no log-probabilities.
     """
-    factors = objective.factors([row.sampled for row in rows])
-    for row, factor in zip(rows, factors, strict=True):
+    found = objective.factors([row.turns for row in rows])
+    for row, factors in zip(rows, found, strict=True):
         tokens = row.tokens
         if tokens.logprobs is None:
             raise RolloutError("the server returned no log-probabilities for sampled tokens")
-        row.factor = np.float32(factor)
+        row.factors = np.asarray(tokens.spread(factors), np.float32)
         inputs: dict[str, Any] = {
             # Shifted by one, as all inputs: the first target is the prompt's second token.
             "target_tokens": np.asarray(tokens.ids[1:], np.int64),
             "logprobs": row.padded(tokens.logprobs),
-            "advantages": row.padded(row.advantages * row.factor),
+            "advantages": row.padded(row.advantages * row.factors),
         }
         if objective.server == "skyrl_jax":
             inputs["weights"] = row.padded(tokens.mask)
@@ -125,7 +133,7 @@ def to_datums(
 def trained_rows(rows: Sequence[Row], episodes: Sequence[Trajectory]) -> list[list[TrainedRow]]:
     """Read back from the datums of all rows what was trained on, `[episode][row]`.
 
-    Advantages are shown without the factor; what was sent is checked to be their product.
+    Advantages are shown without the factors; what was sent is checked to be their product.
 
     Raises:
         RolloutError: A datum holds something else.
@@ -133,7 +141,7 @@ def trained_rows(rows: Sequence[Row], episodes: Sequence[Trajectory]) -> list[li
     shown: list[list[TrainedRow]] = [[] for _ in episodes]
     for row in rows:
         inputs = {name: value.to_numpy() for name, value in row.datum.loss_fn_inputs.items()}
-        if not np.array_equal(inputs["advantages"], row.padded(row.advantages * row.factor)):
+        if not np.array_equal(inputs["advantages"], row.padded(row.advantages * row.factors)):
             raise RolloutError("a datum holds other advantages than its row")
         ids = [*row.datum.model_input.to_ints(), int(inputs["target_tokens"][-1])]
         mask = inputs["weights"][row.columns] if "weights" in inputs else row.tokens.mask

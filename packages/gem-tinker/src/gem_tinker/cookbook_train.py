@@ -60,8 +60,18 @@ class Config(cookbook.Config):  # type: ignore[misc]
     """Discount per turn."""
     normalise: str = "batch"
     """What ReBN's statistics are over: `batch`, or `environment` of a mixture."""
+    reward_scale: float = 1.0
+    """Factor of every turn's reward."""
+    reward_clip: float | None = None
+    """Largest size of a scaled reward."""
+    group_std: bool = True
+    """Whether `grpo` divides by the standard deviation of the group."""
+    whiten: bool = False
+    """Whether advantages are normalised."""
+    advantage_clip: float | None = None
+    """Largest size of an advantage."""
     loss_aggregation: str = "token-mean"
-    """`token-mean` or `row-mean-token-sum`."""
+    """How losses are added up; see `gem_train.experiment.losses.PolicyLoss`."""
     server: str = "auto"
     """How the server adds up its loss; see `gem_tinker.advantage.Objective`."""
     max_failed_fraction: float = settings.Settings.max_failed_fraction
@@ -151,7 +161,9 @@ async def main(config: Config) -> None:
     check_tinker()
     direct = check(config)
     seams.check_seams(COOKBOOK, SEAMS)
-    batches = Batches(direct, Objective(direct.loss_aggregation, await probe(direct)))
+    batches = Batches(
+        direct, Objective(direct.loss_aggregation, await probe(direct), direct.response_tokens)
+    )
     builder, evaluators = config.dataset_builder, list(config.evaluator_builders)
     if builder.test is not None:
         # Not by the cookbook: it would count failed episodes of the test set with the batch's.

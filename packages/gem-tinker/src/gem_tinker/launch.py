@@ -58,10 +58,6 @@ def _evaluations(run: Run) -> dict[str, Any]:
     return {"eval": " ".join(texts), "eval_every": run.spec.eval_every}
 
 
-def _clip(run: Run) -> dict[str, Any]:
-    return {"loss_fn": "ppo", "clip": run.spec.algorithm.clip}
-
-
 def _not_in_fp32(run: Run, value: Any) -> bool:
     return not run.hardware.cpu or run.spec.training.precision == "bf16"
 
@@ -133,8 +129,11 @@ TABLE = Table(
             Refused(lambda run, value: run.critic, NO_CRITIC),
         ),
         "algorithm.lam": _GAE,
+        **entries.plain_loss("Tinker", without=("loss", "clip_high")),
+        "algorithm.loss": Copied("loss_fn"),
+        "algorithm.kl_estimator": Elsewhere("no KL penalty"),
         "algorithm.clip": (
-            Computed(_clip, "loss_fn=ppo with clip"),
+            Copied("clip"),
             Departs(
                 lambda run, value: (
                     run.spec.sampling.top_k > 1
@@ -144,7 +143,7 @@ TABLE = Table(
             ),
         ),
         "algorithm.loss_aggregation": Copied(
-            "loss_aggregation", "a factor in the advantages of each datum"
+            "loss_aggregation", "factors in the advantages of each datum"
         ),
         "algorithm.kl_coef": Fixed(0, _TERMS),
         "algorithm.entropy_coef": Fixed(0, _TERMS),

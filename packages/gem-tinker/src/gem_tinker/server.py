@@ -204,7 +204,10 @@ async def update(
     Returns:
         The output, and the norm before clipping; None if the server reports none.
     """
-    clips = {"clip_low_threshold": 1 - config.clip, "clip_high_threshold": 1 + config.clip}
+    # The weight of CISPO has no lower limit.
+    low = 0.0 if config.loss_fn == "cispo" else 1 - config.clip
+    high = 1 + (config.clip if config.clip_high is None else config.clip_high)
+    clips = {"clip_low_threshold": low, "clip_high_threshold": high}
     clipped = None if config.loss_fn == "importance_sampling" else clips
     asked = client.forward_backward(datums, config.loss_fn, clipped)
     gradient = asyncio.ensure_future(answer(asked, config))

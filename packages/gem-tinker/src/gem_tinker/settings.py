@@ -9,16 +9,15 @@ from functools import partial
 from gem.tables import assignments, filled, setting
 from gem_train import settings
 from gem_train.experiment import tasksets
+from gem_train.experiment.losses import AGGREGATIONS
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
+from gem_train.experiment.schedule import Schedule
 
 SERVERS = ("auto", "hosted", "skyrl_train", "skyrl_jax")
 """Values of `server`; see `gem_tinker.advantage.Objective`."""
 
 LOSSES = ("ppo", "importance_sampling", "cispo")
 """Losses of the Tinker API that take an advantage per token and need nothing else."""
-
-AGGREGATIONS = ("token-mean", "row-mean-token-sum")
-"""Values of `loss_aggregation`; see `gem_tinker.advantage.Objective`."""
 
 FREE: tuple[str, ...] = ("iterations", "save_every", "base_url", "server", "record", "record_dir")
 FREE += ("restarts", "executor", "retries", "sample_retries", "request_timeout_s", "step_timeout_s")
@@ -30,7 +29,7 @@ TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(settings.Settings):
+class Config(settings.Settings, Schedule):
     """A direct run: `Settings`, which says how episodes are played, and the rest."""
 
     model: str = setting("base model, by the name the server knows it by", check=filled)
@@ -58,7 +57,10 @@ class Config(settings.Settings):
     )
     gamma: float = setting("discount per turn", 1.0)
     loss_fn: str = setting("the server's loss; `ppo` is the clipped one", "ppo", choices=LOSSES)
-    clip: float = setting("clip range of the probability ratio", 0.2, above=0)
+    clip: float = setting("clip range of the probability ratio below 1", 0.2, above=0)
+    clip_high: float | None = setting(
+        "clip range above 1; by default that of `clip`", None, above=0
+    )
     loss_aggregation: str = setting("how losses are added up", "token-mean", choices=AGGREGATIONS)
     epochs: int = setting("passes over a batch", 1, least=1)
     minibatches: int = setting("updates of a pass", 1, least=1)
@@ -92,6 +94,16 @@ class Config(settings.Settings):
         settings.refuse_values(vars(self), found, prefix)
         settings.check_group_size(self.advantage, "group_size", self.group_size)
         self.sources()
+
+    def learning_rate(self, iteration: int, number: int) -> float:
+        """Return the learning rate of an update.
+
+        Args:
+            iteration: From 0.
+            number: Of the update within the iteration, from 0.
+        """
+        updates = self.epochs * self.minibatches
+        return self.lr * self.factor(iteration * updates + number, self.iterations * updates)
 
     def train_tasks(self) -> Tasks:
         """Return all tasks of the run, `tasks` an iteration."""

@@ -51,7 +51,7 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
             than `restarts` times.
     """
     check_tinker()
-    objective = Objective(config.loss_aggregation, await probe(config))
+    objective = Objective(config.loss_aggregation, await probe(config), config.response_tokens)
     about = TRAINER.about(config=asdict(config))
     folder = config.record_dir
     checkpoints = Checkpoints(folder)
@@ -93,9 +93,9 @@ class Run:
             episodes, times = await self._play(iteration, sampler, batch, drawn, config.group_size)
             rows, per_turn = batch_rows(episodes, config)
             prepared = time.perf_counter()
-            metrics = await self._update(rows)
+            metrics = await self._update(rows, iteration)
             ended = time.perf_counter()
-            metrics |= {"lr": config.lr, "sync_s": synced - began, "update_s": ended - prepared}
+            metrics |= {"sync_s": synced - began, "update_s": ended - prepared}
             metrics |= {"step_s": ended - began, **times}
             self.recording.keep_batch(episodes, per_turn, partial(trained_rows, rows, episodes))
             self.recording.write_iteration(iteration, metrics=metrics)
@@ -145,10 +145,13 @@ class Run:
             episodes, times = await self._play(iteration, sampler, source.tasks, drawn, 1)
             self.recording.write_evaluation(iteration, source.name, episodes, metrics=times)
 
-    async def _update(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Train on a batch; return means over its updates."""
+    async def _update(self, rows: Sequence[Row], iteration: int) -> dict[str, float]:
+        """Train on the batch of an iteration; return means over its updates."""
         parts = [part for part in batches.minibatches(rows, self.config.minibatches) if part]
-        steps = [await self._step(part) for part in parts * self.config.epochs]
+        steps = [
+            await self._step(part, self.config.learning_rate(iteration, number))
+            for number, part in enumerate(parts * self.config.epochs)
+        ]
         metrics = update_metrics(steps)
         stale, limit = metrics["logprob_difference_max"], self.config.logprob_tolerance
         if limit is not None and not stale <= limit:
@@ -158,16 +161,17 @@ class Run:
             )
         return metrics
 
-    async def _step(self, rows: Sequence[Row]) -> dict[str, float]:
+    async def _step(self, rows: Sequence[Row], lr: float) -> dict[str, float]:
         """Make an update; return what the server says of it, where it says it."""
         config, datums = self.config, to_datums(rows, self.objective)
-        output, norm = await update(self.client, datums, config, config.lr)
+        output, norm = await update(self.client, datums, config, lr)
         outputs, differences = output.loss_fn_outputs, []
         for row, found in zip(rows, outputs, strict=True):
             difference = found["logprobs"].to_numpy()[row.columns] - np.asarray(row.tokens.logprobs)
             differences.append(difference[np.asarray(row.tokens.mask) == 1])
         difference = np.concatenate(differences)
         metrics = {
+            "lr": lr,
             "logprob_difference_max": float(np.abs(difference).max()),
             "clip_fraction": float(np.mean(np.abs(np.exp(difference) - 1) > config.clip)),
         }

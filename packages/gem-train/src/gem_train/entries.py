@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from gem.multi import agents, all_seats
@@ -44,6 +44,13 @@ SHARED_GPUS: Part = {
     "hardware.engine.engines": (Elsewhere("as many as the GPUs allow"), ALL_ENGINES),
 }
 """Of a trainer whose engines and learner share all GPUs."""
+
+CONSTANT_RATE: Part = {
+    "optimizer.schedule": Fixed("constant", "schedules are not compiled for this trainer"),
+    "optimizer.warmup": Fixed(0, "schedules are not compiled for this trainer"),
+    "optimizer.min_lr_ratio": Fixed(0, "schedules are not compiled for this trainer"),
+}
+"""Of a trainer with a constant learning rate."""
 
 WHOLE_MINIBATCHES = Refused(
     lambda run, value: run.spec.episodes % value > 0,
@@ -171,10 +178,74 @@ def whole_rows(trainer: str) -> tuple[Refused, Refused]:
     )
 
 
-def token_mean(trainer: str) -> Fixed:
-    """Return the entry of `algorithm.loss_aggregation` of a trainer without a sum over tokens."""
-    why = f"{trainer} has 'token-mean' and a mean of rows' token means, but no sum over tokens"
-    return Fixed("token-mean", why)
+def aggregations(trainer: str, names: Mapping[str, str]) -> Refused:
+    """Refuse ways to add up losses that a trainer does not have; beside the key.
+
+    Args:
+        trainer: Its name.
+        names: The trainer's name of each way that it has.
+    """
+    return Refused(lambda run, value: value not in names, f"{trainer} has {', '.join(names)} only")
+
+
+def plain_loss(trainer: str, *, without: Collection[str] = ()) -> Part:
+    """Return the entries of a trainer whose loss is the clipped surrogate of tokens alone.
+
+    Args:
+        trainer: Its name.
+        without: Keys of `algorithm` that the trainer's table has itself.
+    """
+    found: Part = {
+        "loss": Fixed("ppo", f"{trainer} has the clipped surrogate only"),
+        "clip_high": Fixed(None, f"{trainer} has one clip range"),
+        "dual_clip": Fixed(None, f"{trainer} has no second clip"),
+        "ratio": Fixed("token", f"{trainer} has ratios of tokens only"),
+    }
+    return {f"algorithm.{key}": entry for key, entry in found.items() if key not in without}
+
+
+def constant_in_rows(trainer: str) -> tuple[Refused, Refused]:
+    """Refuse a ratio of sequences that is wrong where turns of a row have different advantages.
+
+    Its gradient reaches all tokens of a row through each token, so that they share the mean of the
+    row's advantages.
+
+    Args:
+        trainer: Its name; beside `algorithm.ratio`.
+    """
+    shared = f"{trainer} gives all tokens of a row the mean of the row's advantages"
+    return (
+        Refused(
+            lambda run, value: (
+                value == "sequence" and run.spec.algorithm.advantage not in ("grpo", "rloo")
+            ),
+            f"{shared}: choose the advantage 'grpo' or 'rloo', which are the same in all turns, or "
+            "the ratio 'token'",
+        ),
+        Refused(
+            lambda run, value: value == "sequence" and run.spec.algorithm.tis_clip is not None,
+            f"{trainer} corrects the ratio of tokens only; leave algorithm.tis_clip out",
+        ),
+    )
+
+
+def warmup_ratio(run: Run, *, up: bool) -> float:
+    """Return the share of the run that is warm-up, for a trainer that computes steps from it.
+
+    Args:
+        run: What is compiled.
+        up: Whether the trainer rounds the product up, else down.
+    """
+    warmup, steps = run.spec.optimizer.warmup, run.spec.training.iterations * run.spec.steps
+    return (warmup + (-0.5 if up else 0.5)) / steps if warmup else 0.0
+
+
+def no_linear_minimum(trainer: str) -> Refused:
+    """Refuse a minimum of a linear schedule, which transformers lacks; beside `min_lr_ratio`."""
+    return Refused(
+        lambda run, value: value > 0 and run.spec.optimizer.schedule == "linear",
+        f"{trainer}'s linear schedule ends at 0; choose the schedule 'cosine', or set it to 0",
+    )
 
 
 def critic_head(run: Run) -> Iterator[Parity]:

@@ -215,6 +215,11 @@ class PlacedRow:
         return slice(self.first, self.first + len(self.tokens.response_ids))
 
     @property
+    def turns(self) -> list[int]:
+        """The turn of each token that the policy sampled."""
+        return [span.turn for span in self.spans for _ in range(span.start, span.end)]
+
+    @property
     def sampled(self) -> int:
         """Number of tokens that the policy sampled."""
         return int(np.sum(self.tokens.mask))

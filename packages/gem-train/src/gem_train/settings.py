@@ -26,7 +26,7 @@ from gem.rollout.tokens import ChatFormat
 from gem.tables import setting
 from gem.tasks import Task
 from gem.trajectory import Failure, Trajectory
-from gem_train.experiment.estimate import NORMALISE
+from gem_train.experiment.estimate import Shaping
 from gem_train.experiment.metrics import check_info_names
 from gem_train.experiment.runspec import MAX_FAILED_FRACTION
 from gem_train.packed import check_record
@@ -66,7 +66,7 @@ class MayFail(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings(Prompting):
+class Settings(Prompting, Shaping):
     """How an adapter plays episodes; a subclass may add keys, declared with `setting`."""
 
     turn_tokens: int | None = setting(
@@ -88,12 +88,6 @@ class Settings(Prompting):
         "what GEM_EXECUTOR says, else `thread`",
         None,
         check=check_name,
-    )
-    normalise: str = setting(
-        "what ReBN's mean and standard deviation are over: `batch`, `environment`: the turns of "
-        "each environment of a mixture, or `role`: those of each agent of an environment",
-        NORMALISE[0],
-        choices=NORMALISE,
     )
     seed: int | None = setting(
         "if set, every sampled turn has its own seed, so that the order of requests has no effect",
@@ -217,6 +211,13 @@ class DatasetSettings(Settings):
 
     def __post_init__(self) -> None:
         self.check()
+
+    def check(self, prefix: str = "gem.") -> None:
+        """Raise `ConfigurationError` if a value is wrong or has no effect."""
+        super().check(prefix)
+        why = "the trainer's own estimators do not use it; choose a gem.advantage"
+        unused = [(name, self.advantage is None, why) for name in self.changed]
+        refuse_values(vars(self), unused, prefix)
 
     def check_left_out(self, trajectory: Trajectory, trainer: str) -> None:
         """Stop at a failed training episode if nothing would leave it out of the batch.

@@ -56,18 +56,47 @@ def _correction(run: Run) -> dict[str, Any]:
     return chosen if most is None else {**chosen, "vllm_importance_sampling_clip_max": most}
 
 
+_LOSS_TYPES = {
+    "token-mean": "dapo",
+    "row-mean-token-sum": "luspo",
+    "row-mean-token-mean": "grpo",
+    "row-mean-token-sum-norm": "dr_grpo",
+}
+"""TRL's `loss_type` of the clipped surrogate."""
+
+
+def _loss(run: Run) -> dict[str, Any]:
+    algorithm = run.spec.algorithm
+    cispo, highest = algorithm.loss == "cispo", algorithm.highest
+    return {
+        "loss_type": "cispo" if cispo else _LOSS_TYPES[algorithm.loss_aggregation],
+        # CISPO's is the largest weight itself.
+        "epsilon_high": 1 + highest if cispo else highest,
+    }
+
+
+def _schedule(run: Run) -> dict[str, Any]:
+    optimizer = run.spec.optimizer
+    least = {"min_lr_rate": optimizer.min_lr_ratio} if optimizer.min_lr_ratio else {}
+    return {
+        "lr_scheduler_type": optimizer.hugging_face,
+        "warmup_steps": optimizer.warmup,
+        "lr_scheduler_kwargs": least,
+    }
+
+
 def _evaluations(run: Run) -> dict[str, Any]:
-    every = run.spec.eval_every * optimiser_steps(run.spec)
+    every = run.spec.eval_every * run.spec.steps
     return {"eval_strategy": "steps", "eval_on_start": True, "eval_steps": every}
 
 
 def _iterations(run: Run) -> dict[str, Any]:
-    return {"max_steps": run.spec.training.iterations * optimiser_steps(run.spec)}
+    return {"max_steps": run.spec.training.iterations * run.spec.steps}
 
 
 def _checkpoints(run: Run) -> dict[str, Any]:
     every = run.hardware.checkpoint_every
-    return {} if every is None else {f"{GIVEN}save_steps": every * optimiser_steps(run.spec)}
+    return {} if every is None else {f"{GIVEN}save_steps": every * run.spec.steps}
 
 
 def _attention(run: Run) -> dict[str, Any]:
@@ -127,7 +156,11 @@ TABLE = Table(
         ),
         "algorithm.gamma": Copied(f"{GEM}gamma"),
         "algorithm.lam": Elsewhere("gae only"),
+        "algorithm.loss": Computed(_loss, "loss_type"),
         "algorithm.clip": Copied("epsilon"),
+        "algorithm.clip_high": Computed(_loss, "epsilon_high"),
+        "algorithm.dual_clip": Copied("delta"),
+        "algorithm.ratio": (Copied("importance_sampling_level"), *entries.constant_in_rows("TRL")),
         "algorithm.epochs": Copied("num_iterations"),
         "algorithm.minibatches": (
             Elsewhere("steps_per_generation, gradient_accumulation_steps"),
@@ -139,7 +172,26 @@ TABLE = Table(
                 "tokens of the batch's minibatches",
             ),
         ),
-        "algorithm.loss_aggregation": entries.token_mean("TRL"),
+        "algorithm.loss_aggregation": (
+            Computed(_loss, "loss_type"),
+            entries.aggregations("TRL", _LOSS_TYPES),
+            Refused(
+                lambda run, value: run.spec.algorithm.loss == "cispo" and value != "token-mean",
+                "TRL's 'cispo' is a mean over tokens; set it to 'token-mean'",
+            ),
+            Refused(
+                lambda run, value: (
+                    value == "row-mean-token-sum-norm"
+                    and run.spec.policy.turn_tokens != run.spec.policy.response_tokens
+                ),
+                "TRL divides by max_completion_length, which is policy.turn_tokens; set it to "
+                "policy.response_tokens = {run.spec.policy.response_tokens}",
+            ),
+            Departs(
+                lambda run, value: value != "token-mean",
+                "loss_type; void episodes count in the number of rows",
+            ),
+        ),
         "algorithm.kl_coef": (
             Copied("beta", "beta, use_bias_correction_kl=False"),
             Refused(
@@ -148,6 +200,7 @@ TABLE = Table(
                 "to 0",
             ),
         ),
+        "algorithm.kl_estimator": Fixed("k3", "TRL's penalty is k3"),
         "algorithm.entropy_coef": (
             Copied("entropy_coef"),
             Departs(
@@ -159,7 +212,13 @@ TABLE = Table(
         "algorithm.value_lr": Elsewhere("gae only"),
         "algorithm.value_clip": Elsewhere("gae only"),
         "optimizer.lr": Copied("learning_rate"),
-        "optimizer.type": Fixed("adamw", "optim=adamw_torch, lr_scheduler_type=constant"),
+        "optimizer.type": Fixed("adamw", "optim=adamw_torch"),
+        "optimizer.schedule": Computed(_schedule, "lr_scheduler_type"),
+        "optimizer.warmup": Computed(_schedule, "warmup_steps"),
+        "optimizer.min_lr_ratio": (
+            Computed(_schedule, "lr_scheduler_kwargs"),
+            entries.no_linear_minimum("TRL"),
+        ),
         "optimizer.beta1": Copied("adam_beta1"),
         "optimizer.beta2": Copied("adam_beta2"),
         "optimizer.eps": Copied("adam_epsilon"),
@@ -256,7 +315,7 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
         "output_dir": str(folder / CHECKPOINTS),
         "report_to": [],
         "disable_tqdm": True,
-        "save_steps": 10 * optimiser_steps(spec),
+        "save_steps": 10 * spec.steps,
         "save_total_limit": 1,
         "per_device_train_batch_size": most,
         "per_device_eval_batch_size": 64,
@@ -269,11 +328,6 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
         return GRPOConfig(**values, **decided)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"GRPOConfig: {error}") from error
-
-
-def optimiser_steps(spec: RunSpec) -> int:
-    """Return the optimiser steps of an iteration."""
-    return spec.algorithm.epochs * spec.algorithm.minibatches
 
 
 def _decided(spec: RunSpec, folder: Path, processes: int, most: int) -> dict[str, Any]:
@@ -295,9 +349,7 @@ def _decided(spec: RunSpec, folder: Path, processes: int, most: int) -> dict[str
         "per_device_train_batch_size": forward,
         "gradient_accumulation_steps": rows // forward,
         "steps_per_generation": minibatches * rows // forward,
-        "loss_type": "dapo",  # the token mean of a batch, over all forward passes and processes
         "optim": "adamw_torch",
-        "lr_scheduler_type": "constant",
         "shuffle_dataset": False,
         "disable_dropout": True,
         "use_bias_correction_kl": False,

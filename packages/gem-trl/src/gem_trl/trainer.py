@@ -183,8 +183,8 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             per_turn, _ = turn_advantages(
                 self.gem.advantage,
                 everyone,
+                self.gem,
                 gamma=self.gem.gamma,
-                normalise=self.gem.normalise,
             )
             self._batch = everyone, per_turn, {"rollout_s": time.perf_counter() - began}
         else:

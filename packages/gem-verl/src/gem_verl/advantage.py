@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.estimators import estimator, estimator_names
-from gem_train.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem_train.experiment.estimate import PerTurn, Shaping, turn_advantages
 from gem_train.rows import EpisodeTurns, RowTurns, at_turns, over_turns, turns_by_mask, write_all
 from gem_train.settings import check_failures
 from gem_verl.settings import PREFIX
@@ -44,8 +44,8 @@ class Batch:
     """Set by the estimator: `[episode][turn]`."""
     state: dict[str, float] = field(default_factory=dict)
     """Of an estimator that keeps one, such as `gem_rae`; brought up to date by the estimator."""
-    normalise: str = "batch"
-    """What ReBN's statistics are over; see `gem_train.experiment.estimate`."""
+    shaping: Shaping = field(default_factory=Shaping)
+    """Of rewards and advantages."""
 
 
 _GIVEN: ContextVar[Batch | None] = ContextVar("gem_verl_batch", default=None)
@@ -87,7 +87,7 @@ def estimate(
     if batch is None:
         batch = Batch(episodes_by_mask(token_level_rewards, response_mask, index))
         check_failures([episode.valid for episode in batch.episodes])
-    episodes, rewards, values = batch.episodes, None, None
+    episodes, added, values = batch.episodes, None, None
     if estimator(name).needs_critic:
         if batch.values is None:
             raise ConfigurationError(
@@ -97,16 +97,15 @@ def estimate(
     if batch.scores is not None:
         penalties = token_level_rewards - batch.scores
         added = [over_turns(penalties, e.rows, len(e.rewards)) for e in episodes]
-        rewards = adjusted_rewards(episodes, added)
+    group_std = bool(config.get("norm_adv_by_std_in_grpo", True))
     batch.advantages, targets = turn_advantages(
         name,
         episodes,
+        replace(batch.shaping, group_std=group_std),
         gamma=float(config.gamma),
         lam=float(config.lam),
-        scale=bool(config.get("norm_adv_by_std_in_grpo", True)),
-        rewards=rewards,
+        added=added,
         values=values,
-        normalise=batch.normalise,
         state=batch.state,
     )
     advantages = write_all(torch.zeros_like(token_level_rewards), episodes, batch.advantages)

@@ -77,8 +77,6 @@ def _always(run: Run) -> dict[str, Any]:
         "data.val_files": [none.text],  # verl wants them even if it never validates
         f"{_ACTOR}.shuffle": False,
         f"{_ACTOR}.use_dynamic_bsz": True,
-        # No second clip of bad actions, which the plain surrogate does not have.
-        f"{_ACTOR}.clip_ratio_c": 1e9,
         f"{_ROLLOUT}.name": "vllm",
         f"{_ROLLOUT}.agent.default_agent_loop": "gem",
         f"{_ROLLOUT}.calculate_log_probs": True,
@@ -99,8 +97,6 @@ def _always(run: Run) -> dict[str, Any]:
         **dict.fromkeys((*_both("{part}.strategy"), *_both("{fsdp}.strategy")), "fsdp2"),
         **dict.fromkeys(_both("{model}.use_remove_padding"), True),
         **dict.fromkeys(_both("{part}.optim.optimizer"), "AdamW"),
-        **dict.fromkeys(_both("{part}.optim.lr_scheduler_type"), "constant"),
-        **dict.fromkeys(_both("{part}.optim.lr_warmup_steps"), 0),
     }
 
 
@@ -139,16 +135,64 @@ def _mini_batch(run: Run) -> dict[str, Any]:
     return {f"{_ACTOR}.ppo_mini_batch_size": size}
 
 
-_LOSSES = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
+_AGGREGATIONS = {
+    "token-mean": "token-mean",
+    "row-mean-token-sum": "seq-mean-token-sum",
+    "row-mean-token-mean": "seq-mean-token-mean",
+    "row-mean-token-sum-norm": "seq-mean-token-sum-norm",
+}
+_KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 
 def _loss(run: Run) -> dict[str, Any]:
-    return {f"{_ACTOR}.loss_agg_mode": _LOSSES[run.spec.algorithm.loss_aggregation]}
+    algorithm = run.spec.algorithm
+    sequence = {"ppo": "gspo", "cispo": "cispo"}
+    token = {"ppo": "vanilla", "cispo": "cispo"}
+    names = sequence if algorithm.ratio == "sequence" else token
+    return {f"{_ACTOR}.policy_loss.loss_mode": names[algorithm.loss]}
+
+
+def _clip(run: Run) -> dict[str, Any]:
+    algorithm = run.spec.algorithm
+    # The weight of CISPO has no lower limit.
+    low = algorithm.clip if algorithm.loss == "ppo" else 1.0
+    return {
+        f"{_ACTOR}.clip_ratio": algorithm.clip,
+        f"{_ACTOR}.clip_ratio_low": low,
+        f"{_ACTOR}.clip_ratio_high": algorithm.highest,
+        # verl clips the weight of bad actions by default, which the plain surrogate does not.
+        f"{_ACTOR}.clip_ratio_c": algorithm.dual_clip or 1e9,
+    }
+
+
+def _aggregation(run: Run) -> dict[str, Any]:
+    name = _AGGREGATIONS[run.spec.algorithm.loss_aggregation]
+    norm = {f"{_ACTOR}.loss_scale_factor": run.spec.policy.response_tokens}
+    return {f"{_ACTOR}.loss_agg_mode": name, **(norm if name.endswith("-norm") else {})}
 
 
 def _kl(run: Run) -> dict[str, Any]:
-    weight = run.spec.algorithm.kl_coef
-    return {f"{_ACTOR}.kl_loss_coef": weight, f"{_ACTOR}.use_kl_loss": weight > 0}
+    weight, estimator = run.spec.algorithm.kl_coef, run.spec.algorithm.kl_estimator
+    return {
+        f"{_ACTOR}.kl_loss_coef": weight,
+        f"{_ACTOR}.use_kl_loss": weight > 0,
+        f"{_ACTOR}.kl_loss_type": _KL[estimator],
+    }
+
+
+def _schedule(run: Run) -> dict[str, Any]:
+    optimizer, steps = run.spec.optimizer, run.spec.steps
+    return {
+        **dict.fromkeys(_both("{part}.optim.lr_scheduler_type"), optimizer.schedule),
+        **dict.fromkeys(_both("{part}.optim.lr_warmup_steps"), optimizer.warmup // steps),
+        **dict.fromkeys(_both("{part}.optim.min_lr_ratio"), optimizer.min_lr_ratio),
+    }
+
+
+_ONCE = Departs(
+    lambda run, value: run.spec.steps > 1 and value not in (0, "constant"),
+    "verl changes the learning rate once an iteration, not at each of its {run.spec.steps} steps",
+)
 
 
 def _correction(run: Run) -> dict[str, Any]:
@@ -214,10 +258,24 @@ TABLE = Table(
         "algorithm.advantage": Computed(_estimator, "algorithm.adv_estimator, critic.enable"),
         "algorithm.gamma": Copied("algorithm.gamma"),
         "algorithm.lam": Copied("algorithm.lam"),
-        "algorithm.clip": Copied(
-            (f"{_ACTOR}.clip_ratio", f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high"),
-            "actor.clip_ratio, actor.clip_ratio_c=1e9 (no dual clip)",
+        "algorithm.loss": Computed(_loss, "actor.policy_loss.loss_mode"),
+        "algorithm.ratio": (
+            Computed(_loss, "actor.policy_loss.loss_mode"),
+            Refused(
+                lambda run, value: value == "sequence" and run.spec.algorithm.loss == "cispo",
+                "verl's 'cispo' has ratios of tokens only; set it to 'token'",
+            ),
         ),
+        "algorithm.clip": Computed(_clip, "actor.clip_ratio, actor.clip_ratio_low"),
+        "algorithm.clip_high": Computed(_clip, "actor.clip_ratio_high"),
+        "algorithm.dual_clip": (
+            Computed(_clip, "actor.clip_ratio_c"),
+            Refused(
+                lambda run, value: value is not None and run.spec.algorithm.ratio == "sequence",
+                "verl's 'gspo' has no second clip; leave it out",
+            ),
+        ),
+        "algorithm.group_std": Copied("algorithm.norm_adv_by_std_in_grpo"),
         "algorithm.epochs": Copied(f"{_ACTOR}.ppo_epochs"),
         "algorithm.minibatches": (
             Computed(_mini_batch, "actor.ppo_mini_batch_size"),
@@ -230,13 +288,15 @@ TABLE = Table(
             entries.WHOLE_STEPS,
         ),
         "algorithm.loss_aggregation": (
-            Computed(_loss, "actor.loss_agg_mode"),
+            Computed(_aggregation, "actor.loss_agg_mode"),
+            entries.aggregations("verl", _AGGREGATIONS),
             Departs(
-                lambda run, value: value == "row-mean-token-sum" and not run.spec.policy.one_row,
+                lambda run, value: value != "token-mean" and not run.spec.policy.one_row,
                 "verl also counts the rows that it fills batches up with: the loss is scaled down",
             ),
         ),
         "algorithm.kl_coef": Computed(_kl, "actor.kl_loss_coef, actor.use_kl_loss"),
+        "algorithm.kl_estimator": Computed(_kl, "actor.kl_loss_type"),
         "algorithm.entropy_coef": Copied(f"{_ACTOR}.entropy_coeff"),
         "algorithm.tis_clip": Computed(
             _correction, "algorithm.rollout_correction.rollout_is_threshold"
@@ -246,9 +306,22 @@ TABLE = Table(
             "critic.cliprange_value", "critic.cliprange_value, trained where turns begin"
         ),
         "optimizer.lr": Copied(f"{_ACTOR}.optim.lr"),
-        "optimizer.type": Fixed(
-            "adamw", "verl is given optim.optimizer=AdamW, optim.lr_scheduler_type=constant"
+        "optimizer.type": Fixed("adamw", "verl is given optim.optimizer=AdamW"),
+        "optimizer.schedule": (
+            Computed(_schedule, "optim.lr_scheduler_type"),
+            _ONCE,
+            Refused(lambda run, value: value == "linear", "verl has 'constant' and 'cosine'"),
         ),
+        "optimizer.warmup": (
+            Computed(_schedule, "optim.lr_warmup_steps"),
+            _ONCE,
+            Refused(
+                lambda run, value: value % run.spec.steps > 0,
+                "verl changes the learning rate once an iteration: it must be a multiple of the "
+                "iteration's {run.spec.steps} steps",
+            ),
+        ),
+        "optimizer.min_lr_ratio": Computed(_schedule, "optim.min_lr_ratio"),
         "optimizer.beta1": Computed(_betas, "actor.optim.betas, critic.optim.betas"),
         "optimizer.beta2": Computed(_betas, "actor.optim.betas, critic.optim.betas"),
         "optimizer.eps": Copied(_both("+{part}.optim.override_optimizer_config.eps")),

@@ -132,8 +132,12 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     yield "trainer.v1.trainer_mode", mode not in MODES, others
     silent = f"trainer_mode={mode} cannot record; {_SUGGESTION}"
     yield "gem.record_dir", settings.record_dir is not None and not ours, silent
-    apart = f"trainer_mode={mode} does not know the environment of a row; {_SUGGESTION}"
-    yield "gem.normalise", settings.normalise != "batch" and not ours, apart
+    shaped = ours and gem_estimator(config) is not None
+    unused = f"only GEM's estimators in GEM's trainers use it; {_SUGGESTION} and "
+    unused += "algorithm.adv_estimator to one of GEM's"
+    for name in settings.changed:
+        yield f"gem.{name}", not shaped, unused
+    yield "gem.group_std", not settings.group_std, "set algorithm.norm_adv_by_std_in_grpo"
     correction = algorithm.get("rollout_correction") or {}
     masked = correction.get("rollout_rs") and gem_estimator(config) is not None
     torn = f"it removes tokens from the mask by which turns are found; {_SUGGESTION}"

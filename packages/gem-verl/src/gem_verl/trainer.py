@@ -162,7 +162,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._batch, self._trajectories = grouped(
             batch.keys, _column(data["extra_fields"]), _column(data["index"])
         )
-        self._batch.normalise, self._batch.state = self._settings.normalise, state
+        self._batch.shaping, self._batch.state = self._settings, state
         played = len({key.rsplit("_", 1)[0] for key in batch.keys})
         rows = self._rows()
         # The same order in every run: ranks get the same rows and make the same sums.

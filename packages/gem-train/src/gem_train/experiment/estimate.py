@@ -5,17 +5,82 @@ What comes in and goes out is `[episode][turn]`, in the order of the episodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, fields
+from operator import add
+from typing import Any, Protocol, TypeAlias
 
-from gem.advantage import TurnTable
+import numpy as np
+
+from gem.advantage import Floats, TurnTable, normalised
 from gem.estimators import Options, estimator
+from gem.tables import setting
 
 NORMALISE = ("batch", "environment", "role")
 """What the statistics of ReBN may be over: `algorithm.normalise` of a RunSpec."""
 
 PerTurn: TypeAlias = list[list[float]]
 """A number for each turn, `[episode][turn]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaping:
+    """What is done to rewards before an estimator sees them, and to its advantages afterwards."""
+
+    normalise: str = setting(
+        "what the statistics of `rebn` and `whiten` are over: the turns of a batch, those of each "
+        "environment in it, or of each agent of an environment",
+        NORMALISE[0],
+        choices=NORMALISE,
+    )
+    reward_scale: float = setting("factor of every turn's reward", 1.0, above=0)
+    reward_clip: float | None = setting(
+        "largest size of a scaled reward; by default there is no limit", None, above=0
+    )
+    group_std: bool = setting(
+        "whether `grpo` divides by the standard deviation of the group; not in Dr. GRPO "
+        "(arXiv 2503.20783)",
+        True,
+    )
+    whiten: bool = setting(
+        "subtract the mean of the advantages and divide by their standard deviation, as PPO does "
+        "with those of GAE (arXiv 2006.05990)",
+        False,
+    )
+    advantage_clip: float | None = setting(
+        "largest size of an advantage, after `whiten`; by default there is no limit", None, above=0
+    )
+
+    def rewards(self, rewards: Sequence[float]) -> list[float]:
+        """Return the rewards of turns, `clamp(reward_scale * r, -reward_clip, reward_clip)`.
+
+        A reward that is not finite stays: `TurnTable` names it.
+        """
+        scaled = [self.reward_scale * reward for reward in rewards]
+        most = self.reward_clip
+        if most is None:
+            return scaled
+        return [max(-most, min(most, r)) if math.isfinite(r) else r for r in scaled]
+
+    def advantages(self, advantages: Floats, table: TurnTable) -> Floats:
+        """Return the advantages of a table as they are trained on, `[turns]`."""
+        if self.whiten:
+            advantages = normalised(advantages, table)
+        if self.advantage_clip is not None:
+            advantages = np.clip(advantages, -self.advantage_clip, self.advantage_clip)
+        return advantages
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """The keys of this class and their values."""
+        return {each.name: getattr(self, each.name) for each in fields(Shaping)}
+
+    @property
+    def changed(self) -> list[str]:
+        """Names of the keys that do not have their default."""
+        default = Shaping().shaping
+        return [name for name, value in self.shaping.items() if value != default[name]]
 
 
 class HasTurns(Protocol):
@@ -60,29 +125,15 @@ def part_of_each(episodes: Sequence[HasTurns], normalise: str) -> list[str]:
     return roles(episodes) if normalise == "role" else [each.environment for each in episodes]
 
 
-def adjusted_rewards(episodes: Iterable[HasTurns], added: Iterable[Sequence[float]]) -> PerTurn:
-    """Return the reward of every turn with what the trainer adds to it, such as a penalty.
-
-    Args:
-        episodes: The batch.
-        added: To each turn's reward, `[episode][turn]`.
-    """
-    return [
-        [reward + more for reward, more in zip(episode.rewards, of_turns, strict=True)]
-        for episode, of_turns in zip(episodes, added, strict=True)
-    ]
-
-
 def turn_advantages(
     name: str,
     episodes: Sequence[HasTurns],
+    shaping: Shaping = Shaping(),
     *,
     gamma: float,
     lam: float = 1.0,
-    scale: bool = True,
-    rewards: Sequence[Sequence[float]] | None = None,
+    added: Iterable[Sequence[float]] | None = None,
     values: Sequence[Sequence[float]] | None = None,
-    normalise: str = "batch",
     state: MutableMapping[str, float] | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return the advantage of every turn, and the target of the critic's value.
@@ -90,14 +141,13 @@ def turn_advantages(
     Args:
         name: Name of an estimator; see `gem.estimators`.
         episodes: The whole batch, of all ranks: statistics are over all of its turns.
+        shaping: Of rewards and advantages.
         gamma: Discount per turn.
         lam: GAE's lambda per turn.
-        scale: Whether `grpo` divides by the standard deviation.
-        rewards: Instead of the episodes' own, `[episode][turn]`; see `adjusted_rewards`.
+        added: What the trainer adds to the shaped reward of each turn, such as a penalty,
+            `[episode][turn]`.
         values: The critic's value before each turn, `[episode][turn]`, for an estimator that needs
             a critic.
-        normalise: What statistics are within; see `part_of_each`. An estimator that compares groups
-            or roles never compares different roles.
         state: What an estimator that keeps a state left after the batch before; brought up to date.
             None: there was no batch before.
 
@@ -106,18 +156,23 @@ def turn_advantages(
             or a number is not finite.
     """
     chosen = estimator(name)
-    names = part_of_each(episodes, "role" if chosen.by_role else normalise)
+    names = part_of_each(episodes, "role" if chosen.by_role else shaping.normalise)
     numbers = {part: number for number, part in enumerate(sorted(set(names)))}
+    rewards = [shaping.rewards(episode.rewards) for episode in episodes]
+    if added is not None:
+        rewards = [[*map(add, mine, more)] for mine, more in zip(rewards, added, strict=True)]
     table = TurnTable.build(
-        [episode.rewards for episode in episodes] if rewards is None else rewards,
+        rewards,
         groups=[episode.group for episode in episodes],
         valid=[episode.valid for episode in episodes],
         values=values,
         parts=[numbers[part] for part in names],
         part_names=tuple(numbers) or ("batch",),
     )
-    estimate = chosen(table, Options(gamma, lam, scale, dict(state or {})))
+    estimate = chosen(table, Options(gamma, lam, shaping.group_std, dict(state or {})))
     if state is not None:
         state.clear()
         state.update(estimate.state)
-    return table.split(estimate.advantages), table.split(estimate.targets)
+    return table.split(shaping.advantages(estimate.advantages, table)), table.split(
+        estimate.targets
+    )

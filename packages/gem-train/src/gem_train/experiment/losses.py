@@ -1,24 +1,138 @@
 """Losses as functions of PyTorch's tensors, one value a token or a turn, of any equal shapes.
 
 They are the reference trainer's, and those of adapters whose trainer has no function to call.
+`PolicyLoss` has the settings.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from gem.tables import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+AGGREGATIONS = (
+    "token-mean",
+    "row-mean-token-sum",
+    "row-mean-token-mean",
+    "row-mean-token-sum-norm",
+    "turn-mean",
+)
+"""How the losses of tokens become one number; see `PolicyLoss.units`."""
 
-def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """Return the clipped surrogate of each token (PPO, arXiv 1707.06347, eq. 7), to be minimised.
+RowMean: TypeAlias = "Callable[[Tensor], Tensor]"
+"""Takes a value of each token, returns the mean over the sampled tokens of the token's row."""
 
-    `max(-A * ratio, -A * clamp(ratio, 1 - clip, 1 + clip))` with `ratio = exp(new - old)`. At
-    `new == old` its gradient is that of REINFORCE, `-A * grad(new)`.
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss:
+    """The policy's loss: surrogate, ratio, clip ranges, and how tokens are added up."""
+
+    loss: str = setting(
+        "`ppo`, the clipped surrogate (arXiv 1707.06347, equation 7), or `cispo`, REINFORCE "
+        "weighted with a clipped ratio (arXiv 2506.13585)",
+        "ppo",
+        choices=("ppo", "cispo"),
+    )
+    clip: float = setting("clip range of the probability ratio below 1", 0.2, above=0)
+    clip_high: float | None = setting(
+        "clip range above 1 (arXiv 2503.14476); by default that of `clip`", None, above=0
+    )
+    dual_clip: float | None = setting(
+        "largest weight of a negative advantage (arXiv 1912.09729); by default there is no limit",
+        None,
+        above=1,
+    )
+    ratio: str = setting(
+        "probability ratio of each `token`, or of each `sequence`: the geometric mean over the "
+        "sampled tokens of a row (GSPO-token, arXiv 2507.18071, equation 13)",
+        "token",
+        choices=("token", "sequence"),
+    )
+    loss_aggregation: str = setting(
+        "mean over sampled tokens; or mean over rows of their tokens' sum, mean, or sum divided by "
+        "`policy.response_tokens` (Dr. GRPO, arXiv 2503.20783); or mean over turns of their "
+        "tokens' mean",
+        AGGREGATIONS[0],
+        choices=AGGREGATIONS,
+    )
+    kl_estimator: str = setting(
+        "of the KL penalty: k1, k2 or k3 (http://joschu.net/blog/kl-approx.html)",
+        "k3",
+        choices=("k1", "k2", "k3"),
+    )
+
+    @property
+    def highest(self) -> float:
+        """The clip range above 1."""
+        return self.clip if self.clip_high is None else self.clip_high
+
+    def units(self, turns: Sequence[int]) -> int:
+        """Return what a row counts in the mean: its sampled tokens, itself, or its turns.
+
+        Args:
+            turns: The turn of each sampled token of the row; at least one.
+        """
+        if self.loss_aggregation == "token-mean":
+            return len(turns)
+        return len(set(turns)) if self.loss_aggregation == "turn-mean" else 1
+
+    def weights(self, turns: Sequence[int], longest: int) -> defaultdict[int, float]:
+        """Return the weight of a row's sampled tokens within their unit, by turn; else 0.
+
+        The loss of a batch is the weighted sum over its tokens, divided by the sum of `units`.
+
+        Args:
+            turns: See `units`.
+            longest: `policy.response_tokens`.
+        """
+        counts = Counter(turns)
+        if self.loss_aggregation == "turn-mean":
+            return defaultdict(float, {turn: 1 / count for turn, count in counts.items()})
+        sizes = {"row-mean-token-mean": len(turns), "row-mean-token-sum-norm": longest}
+        weight = 1 / sizes.get(self.loss_aggregation, 1)
+        return defaultdict(float, dict.fromkeys(counts, weight))
+
+
+def policy_loss(
+    new: Tensor, old: Tensor, advantage: Tensor, how: PolicyLoss, row_mean: RowMean
+) -> Tensor:
+    """Return the loss of each token, to be minimised, with `r = exp(new - old)`.
+
+    - `ppo`: `max(-A * r, -A * clamp(r, 1 - clip, 1 + clip_high))`; where A is negative at most
+      `-A * dual_clip`. At `new == old` its gradient is that of REINFORCE, `-A * grad(new)`.
+    - `cispo`: `-A * new * min(r, 1 + clip_high)`, without a gradient through the minimum.
+
+    With `ratio = "sequence"`, `r` is `exp(row_mean(new - old))`, and its gradient is
+    `r * grad(new)`.
     """
-    ratio = (new - old).exp()
-    return (-advantage * ratio).maximum(-advantage * ratio.clamp(1 - clip, 1 + clip))
+    ratio = probability_ratio(new, old, how, row_mean)
+    most = 1 + how.highest
+    if how.loss == "cispo":
+        return -advantage * new * ratio.detach().clamp(max=most)
+    loss = (-advantage * ratio).maximum(-advantage * ratio.clamp(1 - how.clip, most))
+    if how.dual_clip is None:
+        return loss
+    return loss.where(advantage >= 0, loss.minimum(-advantage * how.dual_clip))
+
+
+def probability_ratio(new: Tensor, old: Tensor, how: PolicyLoss, row_mean: RowMean) -> Tensor:
+    """Return the probability ratio of each token; see `policy_loss`."""
+    difference = new - old
+    if how.ratio == "sequence":
+        difference = new - new.detach() + row_mean(difference).detach()
+    return difference.exp()
+
+
+def clipped(ratio: Tensor, how: PolicyLoss) -> Tensor:
+    """Return whether the ratio of each token is outside the clip ranges."""
+    below = ratio < 1 - how.clip
+    return (ratio > 1 + how.highest) | (below if how.loss == "ppo" else below & False)
 
 
 def sampler_correction(old: Tensor, sampler: Tensor, most: float) -> Tensor:
@@ -30,16 +144,22 @@ def sampler_correction(old: Tensor, sampler: Tensor, most: float) -> Tensor:
     return (old - sampler).exp().clamp(max=most)
 
 
-def kl_penalty(new: Tensor, reference: Tensor) -> Tensor:
-    """Return the estimator k3 of the KL divergence to the reference, of each token.
+def kl_penalty(new: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """Return an estimator of the KL divergence to the reference, of each token.
 
-    `exp(d) - 1 - d` with `d = reference - new` (http://joschu.net/blog/kl-approx.html).
+    With `d = reference - new`: k1 is `-d`, k2 is `d**2 / 2`, k3 is `exp(d) - 1 - d`
+    (http://joschu.net/blog/kl-approx.html).
     """
-    ratio = (reference - new).clamp(-40.0, 40.0)
-    return ratio.expm1() - ratio
+    d = reference - new
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return d.square() / 2
+    d = d.clamp(-40.0, 40.0)
+    return d.expm1() - d
 
 
 def value_loss(new: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
     """Return the clipped squared error of each turn's value, as in the original PPO code."""
-    clipped = old + (new - old).clamp(-clip, clip)
-    return 0.5 * ((new - target) ** 2).maximum((clipped - target) ** 2)
+    within = old + (new - old).clamp(-clip, clip)
+    return 0.5 * ((new - target) ** 2).maximum((within - target) ** 2)

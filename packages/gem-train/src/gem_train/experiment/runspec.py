@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, DataError
-from gem.estimators import Estimator, check_name, estimator
+from gem.estimators import BUILT_IN, Estimator, check_name, estimator
 from gem.json_lines import parse
 from gem.rollout.play import Budget
 from gem.rollout.prompting import Prompting
 from gem.tables import build, filled, parse_toml, setting
 from gem.tasks import Task, TaskSet
-from gem_train.experiment.estimate import NORMALISE
+from gem_train.experiment.estimate import Shaping
+from gem_train.experiment.losses import PolicyLoss
 from gem_train.experiment.metrics import check_info_names
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
+from gem_train.experiment.schedule import Schedule
 from gem_train.experiment.tasksets import Source, check_names
 
 MAX_FAILED_FRACTION = 0.1
@@ -76,8 +78,8 @@ class SamplingPart:
 
 
 @dataclass(frozen=True)
-class AlgorithmPart:
-    """Advantage and policy loss (clipped surrogate, arXiv 1707.06347 equation 7)."""
+class AlgorithmPart(Shaping, PolicyLoss):
+    """Advantage and policy loss."""
 
     advantage: str = setting(
         "reinforce, rebn, grpo, rloo, gae, rae, or an estimator of an installed package",
@@ -85,22 +87,10 @@ class AlgorithmPart:
     )
     gamma: float = setting("discount per turn", 1.0, least=0, most=1)
     lam: float = setting("GAE's lambda per turn", 1.0, least=0, most=1)
-    normalise: str = setting(
-        "what ReBN's mean and standard deviation are over: the turns of a batch, those of each "
-        "environment in it, or of each agent of an environment",
-        NORMALISE[0],
-        choices=NORMALISE,
-    )
-    clip: float = setting("clip range of the probability ratio", 0.2, above=0)
     epochs: int = setting("passes over a batch", 1, least=1)
     minibatches: int = setting("optimiser steps per pass", 1, least=1)
-    loss_aggregation: str = setting(
-        "mean over sampled tokens, or sum over tokens and mean over rows",
-        "token-mean",
-        choices=("token-mean", "row-mean-token-sum"),
-    )
     kl_coef: float = setting(
-        "weight in the loss of the KL divergence (k3) to the initial policy", 0.0, least=0
+        "weight in the loss of the KL divergence to the initial policy", 0.0, least=0
     )
     entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
     tis_clip: float | None = setting(
@@ -120,10 +110,10 @@ class AlgorithmPart:
 
 
 @dataclass(frozen=True)
-class OptimizerPart:
-    """Policy optimiser; the learning rate is constant."""
+class OptimizerPart(Schedule):
+    """Optimiser of the policy; that of a critic differs in its learning rate."""
 
-    lr: float = setting("learning rate", above=0)
+    lr: float = setting("learning rate, the highest one of a schedule", above=0)
     type: str = setting("optimiser", "adamw", choices=("adamw",))
     beta1: float = setting("decay of the first moment", 0.9, least=0, below=1)
     beta2: float = setting("decay of the second moment", 0.999, least=0, below=1)
@@ -187,6 +177,7 @@ class RunSpec:
                 f"training.tasks * training.group_size = {spec.episodes}, got "
                 f"{spec.algorithm.minibatches}"
             )
+        spec._check_loss()
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
@@ -244,6 +235,11 @@ class RunSpec:
         return self.training.tasks * self.training.group_size
 
     @property
+    def steps(self) -> int:
+        """Optimiser steps of an iteration."""
+        return self.algorithm.epochs * self.algorithm.minibatches
+
+    @property
     def eval_every(self) -> int:
         """Iterations between points at which at least one evaluation is due; 0 without any."""
         return math.gcd(*(part.every for part in self.eval))
@@ -275,6 +271,37 @@ class RunSpec:
         }
         alone = self.env[0].shown
         return [replace(t, params=params.get(t.name or alone, t.params)) for t in tasks]
+
+    def _check_loss(self) -> None:
+        """Refuse settings of the loss and the schedule that contradict each other."""
+        algorithm, optimizer = self.algorithm, self.optimizer
+        highest, most = 1 + algorithm.highest, algorithm.dual_clip
+        if most is not None and most <= highest:
+            raise ConfigurationError(
+                f"algorithm.dual_clip must be above 1 + clip_high = {highest:g}, got {most!r}"
+            )
+        if most is not None and algorithm.loss != "ppo":
+            raise ConfigurationError(
+                f"algorithm.dual_clip: is of the loss 'ppo', not of {algorithm.loss!r}; leave it "
+                f"out, got {most!r}"
+            )
+        name = algorithm.advantage
+        if not algorithm.group_std and name in BUILT_IN and name != "grpo":
+            raise ConfigurationError(
+                f"algorithm.group_std: means nothing to the advantage {name!r}; leave it out, got "
+                "False"
+            )
+        steps = self.training.iterations * self.steps
+        if optimizer.warmup >= steps:
+            raise ConfigurationError(
+                f"optimizer.warmup must be below the optimiser steps of the run, {steps}, got "
+                f"{optimizer.warmup}"
+            )
+        if optimizer.min_lr_ratio and optimizer.schedule == "constant":
+            raise ConfigurationError(
+                "optimizer.min_lr_ratio: means nothing to the schedule 'constant'; leave it out, "
+                f"got {optimizer.min_lr_ratio!r}"
+            )
 
     def _check_mixture(self) -> None:
         """Refuse environments without a task, and changes that never happen."""

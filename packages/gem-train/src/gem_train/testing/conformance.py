@@ -27,7 +27,7 @@ import numpy as np
 
 from gem.estimators import estimator, estimator_names
 from gem.trajectory import Trajectory
-from gem_train.experiment.estimate import turn_advantages
+from gem_train.experiment.estimate import Shaping, turn_advantages
 from gem_train.experiment.runspec import AlgorithmPart
 from gem_train.record import TrainedRow
 from gem_train.testing.golden import golden_batch, golden_turn_rows, of_two_environments
@@ -48,6 +48,22 @@ GAMMA, LAM = 0.9, 0.8
 """Discount and GAE's lambda of the suite, per turn."""
 BY_ENVIRONMENT = "rebn by environment"
 """ReBN with `normalise` = `environment`, of a batch of two with very different rewards."""
+SHAPED = "reinforce shaped"
+"""REINFORCE with all that may be done to rewards and advantages, each with an effect."""
+GROUP_MEAN = "grpo without deviation"
+"""GRPO with `group_std` = False."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    BY_ENVIRONMENT: {"advantage": "rebn", "normalise": "environment"},
+    SHAPED: {
+        "advantage": "reinforce",
+        "reward_scale": 2.0,
+        "reward_clip": 1.25,
+        "whiten": True,
+        "advantage_clip": 1.0,
+    },
+    GROUP_MEAN: {"advantage": "grpo", "group_std": False},
+}
+"""Settings of what is tested beside the plain estimators."""
 
 
 def critic(episode: int, turn: int) -> float:
@@ -70,10 +86,10 @@ def expected_rows(batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> Rows
     per_turn, _ = turn_advantages(
         algorithm.advantage,
         batch,
+        algorithm,
         gamma=algorithm.gamma,
         lam=algorithm.lam,
         values=values,
-        normalise=algorithm.normalise,
     )
     return [
         [
@@ -251,8 +267,9 @@ def _changed(rows: Rows, change: Callable[[TrainedRow], dict[str, Any]]) -> Rows
     return [[replace(row, **change(row)) for row in episode] for episode in rows]
 
 
-def _environments_together(train: Train) -> Train:
-    return lambda batch, algorithm: train(batch, replace(algorithm, normalise="batch"))
+def _left_out(names: Sequence[str], train: Train) -> Train:
+    default = {name: Shaping().shaping[name] for name in names}
+    return lambda batch, algorithm: train(batch, replace(algorithm, **default))
 
 
 DEFECTS: dict[str, Callable[[Train], Train]] = {
@@ -262,7 +279,12 @@ DEFECTS: dict[str, Callable[[Train], Train]] = {
     "mask shifted by one token": partial(_shifted, "mask"),
     "all reward in the last turn": _rewards_at_the_end,
     "failed episodes count": _failed_episodes_count,
-    "environments normalised together": _environments_together,
+    "environments normalised together": partial(_left_out, ["normalise"]),
+    "rewards not scaled": partial(_left_out, ["reward_scale"]),
+    "rewards not clipped": partial(_left_out, ["reward_clip"]),
+    "deviation of the group": partial(_left_out, ["group_std"]),
+    "advantages not whitened": partial(_left_out, ["whiten"]),
+    "advantages not clipped": partial(_left_out, ["advantage_clip"]),
 }
 """By name; each makes of a trainer one that has the defect."""
 
@@ -278,6 +300,8 @@ class L0Suite(ABC):
     """Whether the trainer has a critic, for estimators that need one."""
     mixtures: ClassVar[bool] = True
     """Whether ReBN may take the statistics of each environment by itself."""
+    shaping: ClassVar[bool] = True
+    """Whether rewards and advantages may be shaped (`algorithm.shaping`)."""
     batches: ClassVar[Sequence[Make]] = (golden_batch, golden_turn_rows)
     """The episodes: one row each, and one row a turn; the second only if the trainer can do so."""
 
@@ -290,8 +314,9 @@ class L0Suite(ABC):
         Args:
             batch: The episodes, new for every call.
             algorithm: `advantage` is one of `estimators()`, `gamma` and `lam` are per turn,
-                `normalise` is `batch` unless the trainer can do `mixtures`. For `gae` the
-                trainer's critic answers with `critic`.
+                `algorithm.shaping` has settings of the adapter, `{name: value}`, which have their
+                defaults unless the trainer can do `mixtures` or `shaping`. For `gae` the trainer's
+                critic answers with `critic`.
         """
 
     def test_the_trainer_gets_gems_advantages(self, estimator: str, batch: Make) -> None:
@@ -337,7 +362,9 @@ class L0Suite(ABC):
     @classmethod
     def _estimators(cls) -> list[str]:
         names = cls.estimators()
-        return [*names, *([BY_ENVIRONMENT] if cls.mixtures and "rebn" in names else [])]
+        shaped = [SHAPED, GROUP_MEAN] if cls.shaping else []
+        variants = [*([BY_ENVIRONMENT] if cls.mixtures else []), *shaped]
+        return [*names, *(each for each in variants if VARIANTS[each]["advantage"] in names)]
 
     def _telling(self, defect: str) -> list[str]:
         """Return the estimators whose mask or advantages change with a defect, `rebn` first."""
@@ -355,10 +382,9 @@ class L0Suite(ABC):
 
 
 def _algorithm(estimator: str) -> AlgorithmPart:
-    algorithm = AlgorithmPart(advantage=estimator, gamma=GAMMA, lam=LAM)
-    if estimator == BY_ENVIRONMENT:
-        return replace(algorithm, advantage="rebn", normalise="environment")
-    return algorithm
+    return AlgorithmPart(
+        **{"advantage": estimator, "gamma": GAMMA, "lam": LAM, **VARIANTS.get(estimator, {})}
+    )
 
 
 def _made(estimator: str, batch: Make) -> Make:

@@ -1,0 +1,152 @@
+"""Settings of algorithm and optimiser in real trainers, against the reference.
+
+Each case trains with values that change the updates: the reference's run must differ from one
+without them, and every trainer that says *matched* must train as the reference does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gem_train.record import read_run
+
+pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
+from gem_bench.conformance import Finding
+
+RECIPE = "guess-easy-greedy"
+
+pytestmark = pytest.mark.slow
+Run = Callable[..., Path]
+Compare = Callable[[Path, Path], list[Finding]]
+
+
+class Case(NamedTuple):
+    """Settings that are tested together."""
+
+    keys: tuple[str, ...]
+    """What is tested, `key=value`."""
+    trainers: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    """Settings that they need, which the run without them has, too."""
+
+
+# Several passes with a large learning rate take probability ratios out of the clip ranges.
+PASSES = ("algorithm.epochs=3", "training.iterations=3", "optimizer.lr=3e-3")
+KL = ("algorithm.kl_coef=2.0", "training.iterations=3")
+
+CASES: Mapping[str, Case] = {
+    "cosine": Case(
+        ("optimizer.schedule=cosine", "optimizer.warmup=2", "optimizer.min_lr_ratio=0.1"),
+        ("trl", "verl", "openrlhf", "oat", "tinker"),
+        ("training.iterations=6",),
+    ),
+    "linear": Case(
+        ("optimizer.schedule=linear", "optimizer.warmup=2"),
+        ("trl", "openrlhf", "oat", "rl2", "tinker"),
+        ("training.iterations=6",),
+    ),
+    "clips": Case(
+        ("algorithm.clip=0.02", "algorithm.clip_high=0.08", "algorithm.dual_clip=1.2"),
+        ("trl", "verl", "openrlhf", "oat"),
+        PASSES,
+    ),
+    "clip_high": Case(("algorithm.clip=0.02", "algorithm.clip_high=0.08"), ("tinker",), PASSES),
+    "cispo": Case(
+        ("algorithm.loss=cispo", "algorithm.clip_high=0.05"),
+        ("trl", "verl", "oat", "tinker"),
+        PASSES,
+    ),
+    "sequence": Case(("algorithm.ratio=sequence", "algorithm.clip=0.01"), ("verl", "oat"), PASSES),
+    "row-mean-token-mean": Case(
+        ("algorithm.loss_aggregation=row-mean-token-mean",),
+        ("trl", "verl", "openrlhf", "oat", "rl2", "tinker"),
+        ("training.iterations=3",),
+    ),
+    "row-mean-token-sum": Case(
+        ("algorithm.loss_aggregation=row-mean-token-sum",),
+        ("trl", "verl", "oat", "tinker"),
+        ("training.iterations=3",),
+    ),
+    "row-mean-token-sum-norm": Case(
+        ("algorithm.loss_aggregation=row-mean-token-sum-norm",),
+        ("trl", "verl", "oat", "tinker"),
+        ("training.iterations=3", "policy.turn_tokens=128"),
+    ),
+    "turn-mean": Case(
+        ("algorithm.loss_aggregation=turn-mean",), ("oat", "tinker"), ("training.iterations=3",)
+    ),
+    "k1": Case(("algorithm.kl_estimator=k1",), ("verl", "openrlhf", "oat", "rl2"), KL),
+    "k2": Case(("algorithm.kl_estimator=k2",), ("verl", "openrlhf", "oat", "rl2"), KL),
+    "shaping": Case(
+        (
+            "algorithm.reward_scale=2.0",
+            "algorithm.reward_clip=1.5",
+            "algorithm.whiten=true",
+            "algorithm.advantage_clip=1.5",
+        ),
+        ("trl", "verl", "openrlhf", "oat", "rl2", "tinker"),
+        ("algorithm.advantage=reinforce", "training.iterations=3"),
+    ),
+}
+IN_CI = {("cosine", "trl"), ("clips", "trl"), ("row-mean-token-mean", "trl"), ("shaping", "trl")}
+
+
+@pytest.fixture(scope="module")
+def reference(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    known: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        case = CASES[name]
+        if name not in known:
+            folder = tmp_path_factory.mktemp("reference") / "run"
+            known[name] = run("reference", folder, RECIPE, *case.beside, *case.keys)
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_settings_change_the_updates(
+    name: str, reference: Callable[[str], Path], run: Run, tmp_path: Path
+) -> None:
+    plain = run("reference", tmp_path / "plain", RECIPE, *CASES[name].beside)
+    with_keys, without = (
+        [line["grad_norm"] for line in read_run(folder).metrics if line["split"] == "train"]
+        for folder in (reference(name), plain)
+    )
+    apart = [abs(a / b - 1) for a, b in zip(with_keys, without, strict=True) if b]
+    # The comparison of trainers allows 1e-3.
+    assert max(apart) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "trainer"),
+    [
+        pytest.param(
+            name,
+            trainer,
+            marks=() if (name, trainer) in IN_CI else pytest.mark.nightly,
+        )
+        for name, case in CASES.items()
+        for trainer in case.trainers
+    ],
+)
+def test_a_real_trainer_realises_the_settings_as_the_reference_does(
+    name: str,
+    trainer: str,
+    reference: Callable[[str], Path],
+    run: Run,
+    compare: Compare,
+    tmp_path: Path,
+) -> None:
+    case = CASES[name]
+    folder = run(trainer, tmp_path / "run", RECIPE, *case.beside, *case.keys)
+    findings = compare(reference(name), folder)
+    if trainer == "openrlhf" and case.beside is PASSES:
+        # It shows the gradient norm of its last step, not their mean.
+        findings = [finding for finding in findings if not finding.where.startswith("grad_norm")]
+    assert not findings, "\n".join(map(str, findings[:20]))

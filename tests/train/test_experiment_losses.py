@@ -1,0 +1,146 @@
+"""Losses of the policy: their formulas, and the weights of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gem_train.experiment.losses import (
+    AGGREGATIONS,
+    PolicyLoss,
+    clipped,
+    kl_penalty,
+    policy_loss,
+    probability_ratio,
+)
+
+torch = pytest.importorskip("torch")
+
+RATIOS = [0.25, 0.75, 1.0, 1.25, 1.75, 4.0]
+
+
+def each(values: Any) -> Any:
+    """The mean over a row of one token."""
+    return values
+
+
+def of(ratio: float, advantage: float, **settings: Any) -> tuple[float, float]:
+    """Loss of a token and its gradient."""
+    old = torch.tensor([-3.0], dtype=torch.float64)
+    new = (old + torch.tensor([ratio], dtype=torch.float64).log()).requires_grad_()
+    how = PolicyLoss(clip=0.5, **settings)
+    loss = policy_loss(new, old, torch.tensor([advantage], dtype=torch.float64), how, each)
+    loss.sum().backward()
+    loss = loss.detach()
+    return loss.item(), new.grad.item()
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("advantage", [-2.0, 0.0, 3.0])
+@pytest.mark.parametrize("high", [None, 0.3, 1.0])
+def test_the_surrogate_is_the_pessimistic_one(
+    ratio: float, advantage: float, high: float | None
+) -> None:
+    most = 1.5 if high is None else 1 + high
+    within = min(max(ratio, 0.5), most)
+    wanted = max(-advantage * ratio, -advantage * within)
+    loss, gradient = of(ratio, advantage, clip_high=high)
+    assert loss == pytest.approx(wanted)
+    free = wanted == -advantage * ratio
+    assert gradient == pytest.approx(-advantage * ratio if free else 0.0)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_the_second_clip_bounds_the_weight_of_negative_advantages_alone(ratio: float) -> None:
+    assert of(ratio, 2.0, dual_clip=3.0) == of(ratio, 2.0)
+    loss, gradient = of(ratio, -2.0, dual_clip=3.0)
+    if ratio > 3:
+        assert (loss, gradient) == (6.0, 0.0)
+    else:
+        assert (loss, gradient) == of(ratio, -2.0)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("advantage", [-2.0, 3.0])
+def test_cispo_is_reinforce_with_a_bounded_weight(ratio: float, advantage: float) -> None:
+    _, gradient = of(ratio, advantage, loss="cispo", clip_high=0.3)
+    assert gradient == pytest.approx(-advantage * min(ratio, 1.3))
+
+
+def test_the_ratio_of_a_sequence_is_its_geometric_mean_and_turns_keep_their_advantages() -> None:
+    ratios, advantages = [0.5, 2.0, 1.6], [1.0, -1.0, 0.5]
+    new = torch.tensor(ratios, dtype=torch.float64).log().requires_grad_()
+    old, how = torch.zeros(3, dtype=torch.float64), PolicyLoss(clip=0.5, ratio="sequence")
+
+    def whole(values: Any) -> Any:
+        return values.mean().expand_as(values)
+
+    shared = (0.5 * 2.0 * 1.6) ** (1 / 3)
+    found = probability_ratio(new, old, how, whole)
+    assert found.tolist() == pytest.approx([shared] * 3)
+    a = torch.tensor(advantages, dtype=torch.float64)
+    policy_loss(new, old, a, how, whole).sum().backward()
+    assert new.grad is not None
+    assert new.grad.tolist() == pytest.approx([-shared * each for each in advantages])
+
+
+def test_what_is_outside_the_clip_ranges_is_counted() -> None:
+    ratio = torch.tensor(RATIOS)
+    ppo = clipped(ratio, PolicyLoss(clip=0.5, clip_high=0.2))
+    assert ppo.tolist() == [True, False, False, True, True, True]
+    cispo = clipped(ratio, PolicyLoss(clip=0.5, clip_high=0.2, loss="cispo"))
+    assert cispo.tolist() == [False, False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "gradient"), [("k1", 0.5, 1.0), ("k2", 0.125, 0.5), ("k3", None, None)]
+)
+def test_estimators_of_the_penalty(
+    estimator: str, value: float | None, gradient: float | None
+) -> None:
+    new = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    found = kl_penalty(new, torch.tensor([-1.5], dtype=torch.float64), estimator)
+    found.sum().backward()
+    e = float(torch.exp(torch.tensor(-0.5, dtype=torch.float64)))
+    assert found.detach().item() == pytest.approx(e - 1 + 0.5 if value is None else value)
+    assert float(new.grad) == pytest.approx(1 - e if gradient is None else gradient)
+
+
+turns = st.lists(
+    st.lists(st.integers(0, 3), min_size=1, max_size=8).map(sorted), min_size=1, max_size=5
+)
+
+
+@given(rows=turns, aggregation=st.sampled_from(AGGREGATIONS))
+def test_weights_of_a_constant_loss_add_up_to_it_where_the_aggregation_is_a_mean(
+    rows: list[list[int]], aggregation: str
+) -> None:
+    how = PolicyLoss(loss_aggregation=aggregation)
+    units = sum(how.units(row) for row in rows)
+    total = sum(how.weights(row, 10)[turn] for row in rows for turn in row) / units
+    tokens = sum(map(len, rows))
+    wanted = {
+        "row-mean-token-sum": tokens / len(rows),
+        "row-mean-token-sum-norm": tokens / len(rows) / 10,
+    }
+    assert total == pytest.approx(wanted.get(aggregation, 1.0))
+
+
+def test_weights_of_one_batch_in_every_aggregation() -> None:
+    row, other = [0, 0, 0, 1], [0]
+    expected = {
+        "token-mean": (4, {0: 1.0, 1: 1.0}),
+        "row-mean-token-sum": (1, {0: 1.0, 1: 1.0}),
+        "row-mean-token-mean": (1, {0: 0.25, 1: 0.25}),
+        "row-mean-token-sum-norm": (1, {0: 0.1, 1: 0.1}),
+        "turn-mean": (2, {0: 1 / 3, 1: 1.0}),
+    }
+    assert expected.keys() == set(AGGREGATIONS)
+    for name, (units, weights) in expected.items():
+        how = PolicyLoss(loss_aggregation=name)
+        assert (how.units(row), dict(how.weights(row, 10))) == (units, weights)
+        assert how.units(other) == 1
+        assert how.weights(row, 10)[7] == 0
