@@ -15,8 +15,11 @@ import pytest
 from gem_train.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
-from gem_bench.conformance import Finding
+from gem_bench.conformance import Finding, compare_runs
+from gem_bench.runspec import load_spec
+from gem_cpu.tinker_server import initial_adapter
 
+ROOT = Path(__file__).parents[2]
 RECIPE = "guess-easy-greedy"
 
 pytestmark = pytest.mark.slow
@@ -144,9 +147,22 @@ def test_a_real_trainer_realises_the_settings_as_the_reference_does(
     tmp_path: Path,
 ) -> None:
     case = CASES[name]
-    folder = run(trainer, tmp_path / "run", RECIPE, *case.beside, *case.keys)
-    findings = compare(reference(name), folder)
+    if trainer == "tinker":
+        findings = with_adapters(run, tmp_path, *case.beside, *case.keys)
+    else:
+        folder = run(trainer, tmp_path / "run", RECIPE, *case.beside, *case.keys)
+        findings = compare(reference(name), folder)
     if trainer == "openrlhf" and case.beside is PASSES:
         # It shows the gradient norm of its last step, not their mean.
         findings = [finding for finding in findings if not finding.where.startswith("grad_norm")]
     assert not findings, "\n".join(map(str, findings[:20]))
+
+
+def with_adapters(run: Run, folder: Path, *settings: str) -> list[Finding]:
+    """Compare a Tinker server with the reference, which begins with the server's adapter."""
+    settings = (*settings, "policy.lora_rank=8")
+    theirs = run("tinker", folder / "tinker", RECIPE, *settings)
+    adapter = initial_adapter(theirs / "server", folder / "adapter")
+    ours = run("reference", folder / "ours", RECIPE, *settings, f"policy.lora_init={adapter}")
+    algorithm = load_spec(ROOT / "recipes" / f"{RECIPE}.toml", settings).algorithm
+    return compare_runs(read_run(ours), read_run(theirs), algorithm)

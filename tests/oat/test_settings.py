@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem_oat.settings import REFUSED, Args, GemSettings, parse, shown
+from gem_oat.settings import OATS, REFUSED, Args, GemSettings, parse, shown
 
 Argv = Callable[..., list[str]]
 
@@ -33,12 +33,12 @@ def test_limits_of_an_episode_are_oats_lengths(argv: Argv) -> None:
     assert (budget.prompt_tokens, budget.turns) == (300, 5)
 
 
-def test_every_setting_of_gem_is_a_flag_with_its_default_but_turn_tokens(argv: Argv) -> None:
+def test_every_setting_of_gem_is_a_flag_unless_oat_has_it(argv: Argv) -> None:
     args = parse(argv(gem_tasks="gem:game:x", gem_turns=5, gem_seed="None"))
     assert args.gem == GemSettings(tasks="gem:game:x", turns=5)
-    assert {f"gem_{field.name}" for field in fields(GemSettings)} - set(shown(args)) == {
-        "gem_turn_tokens"
-    }
+    theirs = {field.name for field in fields(GemSettings)} - {n[4:] for n in shown(args)}
+    assert theirs == set(OATS)
+    assert parse(argv(cliprange=0.125)).gem.clip == 0.125
 
 
 def test_a_flag_given_twice_counts_as_given_last(argv: Argv) -> None:

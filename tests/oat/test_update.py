@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +29,8 @@ FLAGS: dict[str, Any] = {
     "beta": 0.0,
     "tis_c": None,
     "temperature": 1.0,
+    "max_model_len": 300,
+    "prompt_max_length": 50,
 }
 """oat's arguments that an optimiser step reads."""
 
@@ -91,7 +93,7 @@ def learner(
     ranks: int = 1,
     all_reduce: Callable[[Tensor, str], Tensor] = alone,
     forward_tokens: int = 50,
-    aggregation: str = "token-mean",
+    gem: Mapping[str, Any] = MappingProxyType({}),
     **flags: Any,
 ) -> Any:
     policy, critic, reference = (Engine(Model(), ranks) for _ in range(3))
@@ -111,9 +113,7 @@ def learner(
         critic=critic,
         args=SimpleNamespace(
             **{**FLAGS, **flags},
-            gem=GemSettings(
-                forward_tokens=forward_tokens, loss_aggregation=aggregation, clip=FLAGS["cliprange"]
-            ),
+            gem=GemSettings(forward_tokens=forward_tokens, **gem),
         ),
         scheduler=SimpleNamespace(get_last_lr=lambda: [1e-3]),
         get_batch_logps=logprobs,
@@ -195,7 +195,10 @@ def on_ranks(
 
 LOSSES: dict[str, dict[str, Any]] = {
     "token mean": {},
-    "row mean of token sums": {"aggregation": "row-mean-token-sum"},
+    "row mean of token sums": {"gem": {"loss_aggregation": "row-mean-token-sum"}},
+    "turn mean": {"gem": {"loss_aggregation": "turn-mean"}},
+    "ratio of sequences": {"gem": {"ratio": "sequence", "clip_high": 0.3, "dual_clip": 2.0}},
+    "CISPO": {"gem": {"loss": "cispo", "loss_aggregation": "row-mean-token-mean"}},
     "with correction and KL": {"cliprange_value": 0.3, "vf_coef": 0.5, "beta": 0.1, "tis_c": 1.5},
 }
 

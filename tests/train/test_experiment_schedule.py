@@ -10,7 +10,7 @@ from gem_train.experiment.schedule import Schedule
 
 STEPS = 20
 ALL = [
-    Schedule(schedule=name, warmup=warmup, min_lr_ratio=least)
+    Schedule(lr=2.0, schedule=name, warmup=warmup, min_lr_ratio=least)
     for name in ("constant", "linear", "cosine")
     for warmup in (0, 1, 5)
     for least in (0.0, 0.25)
@@ -39,7 +39,7 @@ def test_factors_are_those_of_transformers(schedule: Schedule) -> None:
 
 
 def test_a_linear_schedule_may_end_above_0() -> None:
-    schedule = Schedule(schedule="linear", warmup=2, min_lr_ratio=0.5)
+    schedule = Schedule(lr=1.0, schedule="linear", warmup=2, min_lr_ratio=0.5)
     assert [schedule.factor(step, 6) for step in range(7)] == [0, 0.5, 1, 0.875, 0.75, 0.625, 0.5]
 
 

@@ -78,8 +78,8 @@ class SamplingPart:
 
 
 @dataclass(frozen=True)
-class AlgorithmPart(Shaping, PolicyLoss):
-    """Advantage and policy loss."""
+class EstimatorPart:
+    """The estimator of advantages."""
 
     advantage: str = setting(
         "reinforce, rebn, grpo, rloo, gae, rae, or an estimator of an installed package",
@@ -87,6 +87,17 @@ class AlgorithmPart(Shaping, PolicyLoss):
     )
     gamma: float = setting("discount per turn", 1.0, least=0, most=1)
     lam: float = setting("GAE's lambda per turn", 1.0, least=0, most=1)
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator that `advantage` names, with its traits."""
+        return estimator(self.advantage)
+
+
+@dataclass(frozen=True)
+class AlgorithmPart(PolicyLoss, Shaping, EstimatorPart):
+    """Advantage and policy loss."""
+
     epochs: int = setting("passes over a batch", 1, least=1)
     minibatches: int = setting("optimiser steps per pass", 1, least=1)
     kl_coef: float = setting(
@@ -103,17 +114,11 @@ class AlgorithmPart(Shaping, PolicyLoss):
     )
     value_clip: float = setting("clip range of the critic's prediction", 0.2, above=0)
 
-    @property
-    def estimator(self) -> Estimator:
-        """The estimator that `advantage` names, with its traits."""
-        return estimator(self.advantage)
-
 
 @dataclass(frozen=True)
 class OptimizerPart(Schedule):
     """Optimiser of the policy; that of a critic differs in its learning rate."""
 
-    lr: float = setting("learning rate, the highest one of a schedule", above=0)
     type: str = setting("optimiser", "adamw", choices=("adamw",))
     beta1: float = setting("decay of the first moment", 0.9, least=0, below=1)
     beta2: float = setting("decay of the second moment", 0.999, least=0, below=1)

@@ -12,6 +12,7 @@ from gem.tables import setting
 class Schedule:
     """Learning rate of each optimiser step."""
 
+    lr: float = setting("learning rate, the highest one of a schedule", above=0)
     schedule: str = setting(
         "learning rate after the warm-up: `constant`, or falling to `min_lr_ratio` along a line or "
         "half a period of the cosine",
