@@ -1,4 +1,5 @@
-"""The pages about how each trainer realises a RunSpec, written from its adapter's table.
+"""The pages about how each trainer realises a RunSpec, written from its adapter's table; and one
+about the recipes of papers.
 
     python tools/parity.py docs/parity            # write the pages
     python tools/parity.py docs/parity --check    # exit status 1 if one is not current
@@ -11,14 +12,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pages
 
+from gem.errors import ConfigurationError
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
 from gem_train.table import Departs, Fixed, Ignored, Refused, Table, Way
 
 PACKAGES = Path(__file__).parents[1] / "packages"
+RECIPES = PACKAGES.parent / "recipes" / "papers"
 TITLES = {
     "oat": "oat",
     "openrlhf": "OpenRLHF",
@@ -74,9 +80,63 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
+def papers() -> str:
+    """Return the page about the recipes of papers, and what each trainer makes of them."""
+    known = tables()
+    lines = [
+        "# Recipes of papers",
+        "",
+        "*Written by `make docs` from `recipes/papers/` and the adapters' tables.*",
+        "",
+        "Each recipe says what is the paper's and what is ours. We have run none at its full size: "
+        "`tests/conformance/test_keys.py` compares the settings with small models, and CI gives "
+        "each recipe to the parser of every trainer that takes it. To print a command:",
+        "",
+        "```bash",
+        "gem-bench compile recipes/papers/gspo.toml --to verl --hardware 8xh100",
+        "```",
+        "",
+        f"| recipe | {' | '.join(TITLES[name] for name in known)} |",
+        f"|---|{'---|' * len(known)}",
+    ]
+    about, reasons = [], []
+    for path in sorted(RECIPES.glob("*.toml")):
+        text = path.read_text(encoding="utf-8")
+        said = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
+        about += [f"- `{path.stem}`: {' '.join(said)}"]
+        cells = []
+        for name, table in known.items():
+            verdict, reason = _verdict(name, table, RunSpec.read(path))
+            cells.append(verdict)
+            if reason:
+                reasons.append(f"- `{path.stem}`, {TITLES[name]}: {_cell(reason)}")
+        lines.append(f"| `{path.stem}` | {' | '.join(cells)} |")
+    lines += ["", *about, "", "Why a trainer refuses a recipe, or departs from it:", "", *reasons]
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(name: str, table: Table, spec: RunSpec) -> tuple[str, str]:
+    """Return what a trainer makes of algorithm and optimiser of a recipe, and why."""
+    if name == "tinker":  # its servers train adapters only
+        spec = replace(spec, policy=replace(spec.policy, lora_rank=32))
+    run = table.run(spec, Path("runs"), Hardware())
+    try:
+        table.refuse(run)
+    except ConfigurationError as error:
+        return "refused", str(error)
+    parts = ("algorithm.", "optimizer.")
+    departs: dict[str, list[str]] = {}
+    for each in table.parity(run):
+        if each.name.startswith(parts) and each.status != "matched":
+            departs.setdefault(each.how, []).append(each.name)
+    said = [f"{', '.join(names)}: {how}" for how, names in departs.items()]
+    return ("emulated" if said else "matched"), "; ".join(said)
+
+
 def write(folder: Path, check: bool) -> Mapping[str, str]:
     """Write or check all pages; return what is wrong, by page."""
     texts = {f"{name}.md": page(name, table) for name, table in tables().items()}
+    texts["papers.md"] = papers()
     return pages.put_all(folder, texts, "is about no adapter", check=check)
 
 

@@ -66,5 +66,5 @@ def test_the_example_of_an_adapters_tests_passes(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout
-    # Four estimators on two batches, and the defects that they show.
-    assert "17 passed" in ended.stdout
+    # Four estimators and three variants on two batches, and the defects that they show.
+    assert "26 passed" in ended.stdout

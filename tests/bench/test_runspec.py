@@ -13,7 +13,9 @@ from gem_bench.runspec import load_hardware, load_spec
 from gem_bench.sweep import read
 
 FOLDER = Path(__file__).parents[2] / "recipes"
-RECIPES = sorted([*FOLDER.glob("*.toml"), *FOLDER.glob("baselines/*.toml")])
+RECIPES = sorted(
+    [*FOLDER.glob("*.toml"), *FOLDER.glob("baselines/*.toml"), *FOLDER.glob("papers/*.toml")]
+)
 SWEEPS = sorted(FOLDER.glob("sweeps/*.toml"))
 
 

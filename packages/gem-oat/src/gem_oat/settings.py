@@ -64,12 +64,14 @@ def _flags() -> Any:
 
 @dataclass
 class Args(_flags()):  # type: ignore[misc]
-    """oat's arguments with other defaults for four of them, and GEM's."""
+    """oat's arguments with other defaults or values for some of them, and GEM's."""
 
     # Episodes of each task.
     num_samples: int = 1
     # Weight of the KL penalty (k3) to the initial policy.
     beta: float = 0.0
+    # Any name of transformers' `get_scheduler`, of which oat's own type knows three.
+    lr_scheduler: str = PPOArgs.lr_scheduler
     # Named by --gem_tasks and --gem_eval instead.
     prompt_data: str = ""
     oracle: str = ""
