@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,41 @@ def trl_no_weight_sync() -> None:
     after_import("trl.generation.vllm_generation", install)
 
 
+def trl_late_schedule() -> None:
+    """Let the schedule of TRL's learning rate begin one step late."""
+
+    def late(factor: Callable[[int], float], step: int) -> float:
+        return factor(max(0, step - 1))
+
+    def install(module: Any) -> None:
+        trainer = module.GemGRPOTrainer
+        original = trainer.create_scheduler
+
+        def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+            found = original(self, *args, **kwargs)
+            found.lr_lambdas = [partial(late, factor) for factor in found.lr_lambdas]
+            return found
+
+        trainer.create_scheduler = create
+
+    after_import("gem_trl.trainer", install)
+
+
+def trl_symmetric_clip() -> None:
+    """Let TRL clip as far above 1 as below it."""
+
+    def install(module: Any) -> None:
+        original = module.GemGRPOTrainer.__init__
+
+        def symmetric(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self.epsilon_high = self.epsilon_low
+
+        module.GemGRPOTrainer.__init__ = symmetric
+
+    after_import("gem_trl.trainer", install)
+
+
 BREAKS: dict[str, tuple[Callable[[], None], str]] = {
     "gamma": (gamma, "L0"),
     "std_ddof": (std_ddof, "L0"),
@@ -227,10 +263,16 @@ TRL_VLLM = {
 }
 """The same for TRL with vLLM."""
 
+KEYS = {
+    "trl_late_schedule": (trl_late_schedule, "cosine"),
+    "trl_symmetric_clip": (trl_symmetric_clip, "clips"),
+}
+"""Defects in how TRL realises a setting, and the case of test_keys.py that must notice."""
+
 LEARNING = {"wrong_sign": wrong_sign, "off_by_one": off_by_one}
 """Defects that must show in what is learned (tests/learn), imported before `gem_bench`."""
 
 if "GEM_BREAK" in os.environ:
     named = os.environ["GEM_BREAK"]
-    known = BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM
+    known = BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM | KEYS
     (LEARNING[named] if named in LEARNING else known[named][0])()

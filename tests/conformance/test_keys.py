@@ -6,16 +6,18 @@ without them, and every trainer that says *matched* must train as the reference 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import breaks
 import pytest
 
 from gem_train.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
-from gem_bench.conformance import Finding, compare_runs
+from gem_bench.conformance import RELATIVE, Finding, compare_runs
 from gem_bench.runspec import load_spec
 from gem_cpu.tinker_server import initial_adapter
 
@@ -24,7 +26,6 @@ RECIPE = "guess-easy-greedy"
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
-Compare = Callable[[Path, Path], list[Finding]]
 
 
 class Case(NamedTuple):
@@ -95,7 +96,7 @@ CASES: Mapping[str, Case] = {
         ("algorithm.advantage=reinforce", "training.iterations=3"),
     ),
 }
-IN_CI = {("cosine", "trl"), ("clips", "trl"), ("row-mean-token-mean", "trl"), ("shaping", "trl")}
+IN_CI = [(name, "trl") for name in ("cosine", "clips", "row-mean-token-mean", "shaping")]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,13 @@ def reference(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     return of
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in dict(IN_CI) else pytest.mark.nightly)
+        for name in CASES
+    ],
+)
 def test_the_settings_change_the_updates(
     name: str, reference: Callable[[str], Path], run: Run, tmp_path: Path
 ) -> None:
@@ -143,26 +150,93 @@ def test_a_real_trainer_realises_the_settings_as_the_reference_does(
     trainer: str,
     reference: Callable[[str], Path],
     run: Run,
-    compare: Compare,
     tmp_path: Path,
 ) -> None:
-    case = CASES[name]
+    settings = (*CASES[name].beside, *CASES[name].keys)
     if trainer == "tinker":
-        findings = with_adapters(run, tmp_path, *case.beside, *case.keys)
+        ours, theirs = with_adapters(run, tmp_path, *settings)
     else:
-        folder = run(trainer, tmp_path / "run", RECIPE, *case.beside, *case.keys)
-        findings = compare(reference(name), folder)
-    if trainer == "openrlhf" and case.beside is PASSES:
-        # It shows the gradient norm of its last step, not their mean.
-        findings = [finding for finding in findings if not finding.where.startswith("grad_norm")]
+        ours, theirs = reference(name), run(trainer, tmp_path / "run", RECIPE, *settings)
+    # OpenRLHF shows the gradient norm of an iteration's last step, not their mean.
+    last_step = trainer == "openrlhf" and CASES[name].beside is PASSES
+    findings = differences(ours, theirs, settings, norms=not last_step)
     assert not findings, "\n".join(map(str, findings[:20]))
 
 
-def with_adapters(run: Run, folder: Path, *settings: str) -> list[Finding]:
-    """Compare a Tinker server with the reference, which begins with the server's adapter."""
+@pytest.mark.breaks
+@pytest.mark.parametrize("name", breaks.KEYS)
+def test_a_defect_in_a_setting_is_noticed(
+    name: str, reference: Callable[[str], Path], run: Run, tmp_path: Path
+) -> None:
+    case = breaks.KEYS[name][1]
+    tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    settings = (*CASES[case].beside, *CASES[case].keys)
+    folder = run("trl", tmp_path / "run", RECIPE, *settings, GEM_BREAK=name, PYTHONPATH=path)
+    assert differences(reference(case), folder, settings)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("cosine", "optimizer.warmup=3"),
+        ("cosine", "optimizer.min_lr_ratio=0.0"),
+        ("cosine", "optimizer.schedule=linear"),
+        ("clips", "algorithm.dual_clip=8.0"),
+        ("cispo", "algorithm.clip_high=0.2"),
+        ("sequence", "algorithm.ratio=token"),
+        ("k1", "algorithm.kl_estimator=k2"),
+        ("k2", "algorithm.kl_estimator=k3"),
+        ("turn-mean", "algorithm.loss_aggregation=token-mean"),
+        ("row-mean-token-sum-norm", "algorithm.loss_aggregation=row-mean-token-sum"),
+        ("shaping", "algorithm.whiten=false"),
+        ("shaping", "algorithm.advantage_clip=2.0"),
+    ],
+)
+def test_another_value_of_one_setting_is_noticed(
+    name: str, wrong: str, reference: Callable[[str], Path], run: Run, tmp_path: Path
+) -> None:
+    """A trainer that realises a setting wrongly trains as the reference does with another value."""
+    settings = (*CASES[name].beside, *CASES[name].keys)
+    folder = run("reference", tmp_path / "run", RECIPE, *settings, wrong)
+    assert differences(reference(name), folder, settings)
+
+
+def with_adapters(run: Run, folder: Path, *settings: str) -> tuple[Path, Path]:
+    """Return a run of the reference, which begins with the adapter of a Tinker server, and its."""
     settings = (*settings, "policy.lora_rank=8")
     theirs = run("tinker", folder / "tinker", RECIPE, *settings)
     adapter = initial_adapter(theirs / "server", folder / "adapter")
     ours = run("reference", folder / "ours", RECIPE, *settings, f"policy.lora_init={adapter}")
+    return ours, theirs
+
+
+def differences(
+    ours: Path, theirs: Path, settings: Sequence[str], *, norms: bool = True
+) -> list[Finding]:
+    """Compare two runs as if both had the settings, and the gradients of all iterations.
+
+    The levels compare the first gradient only, and curves are equal as long as no greedy token
+    changes.
+
+    Args:
+        ours: Folder of the reference's run.
+        theirs: Folder of the other one.
+        settings: Of both.
+        norms: Whether gradient norms are means over the steps of an iteration, as the reference's.
+    """
     algorithm = load_spec(ROOT / "recipes" / f"{RECIPE}.toml", settings).algorithm
-    return compare_runs(read_run(ours), read_run(theirs), algorithm)
+    findings = compare_runs(read_run(ours), read_run(theirs), algorithm)
+    if not norms:
+        return [finding for finding in findings if not finding.where.startswith("grad_norm")]
+    both = [
+        [line["grad_norm"] for line in read_run(folder).metrics if line["split"] == "train"]
+        for folder in (ours, theirs)
+    ]
+    later = [
+        Finding("L2", f"grad_norm of iteration {iteration}", a, b)
+        for iteration, (a, b) in enumerate(zip(*both, strict=True))
+        if b != pytest.approx(a, rel=RELATIVE)
+    ]
+    return [*findings, *later]
