@@ -150,6 +150,14 @@ test-dev: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/bench tests/eval tests/cpu tests/packages
 test-trl: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/trl tests/conformance
+# The oldest TRL that is supported, which one-GPU trainers built on TRL ask for.
+TRL_OLDEST := 1.15.0
+.PHONY: test-trl-oldest
+test-trl-oldest: env-dev ## TRL's tests with the oldest supported TRL
+	@mkdir -p $(RUNS) && rm -rf $(RUNS)/trl-oldest
+	$(PYTHON) -m pip install -q --no-deps --target $(RUNS)/trl-oldest trl==$(TRL_OLDEST)
+	GEM_CPU=1 PYTHONPATH=$(RUNS)/trl-oldest:packages/gem-cpu/src/gem_cpu/startup $(DEV) $(PYTEST) \
+	  --timeout 1200 -m "not slow and not nightly" tests/trl tests/conformance/test_l0_trl.py
 test-verl: env-verl
 	GEM_CPU=1 $(VERL) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/verl tests/conformance
 test-openrlhf: env-openrlhf
@@ -172,7 +180,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 .PHONY: learn
 learn: env-dev ## Four cheap learning curves end where the recorded ones did
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
-NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed \
+NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed test-trl-oldest \
   conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 .PHONY: $(filter nightly-%,$(NIGHTLY))

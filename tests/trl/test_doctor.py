@@ -18,13 +18,13 @@ def test_trl_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(gem_train.doctor, "version", absent)
-    with pytest.raises(MissingExtraError, match=r'pip install "trl>=1\.16,<2"'):
+    with pytest.raises(MissingExtraError, match=r'pip install "trl>=1\.15,<2"'):
         TRAINER.describe()
 
 
 def test_trl_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gem_train.doctor, "version", lambda name: "2.0.0")
-    with pytest.raises(UnsupportedVersionError, match=r"trl 2\.0\.0 .* trl >=1\.16,<2"):
+    with pytest.raises(UnsupportedVersionError, match=r"trl 2\.0\.0 .* trl >=1\.15,<2"):
         TRAINER.describe()
 
 

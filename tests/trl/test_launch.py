@@ -370,7 +370,7 @@ def test_a_version_that_is_not_supported_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gem_train.doctor.version", lambda name: "0.29.1")
-    with pytest.raises(UnsupportedVersionError, match=r"trl 0\.29\.1 .* >=1\.16,<2"):
+    with pytest.raises(UnsupportedVersionError, match=r"trl 0\.29\.1 .* >=1\.15,<2"):
         compiled(spec(), tmp_path)
 
 

@@ -29,7 +29,7 @@ def test_a_change_of_trl_is_named_with_both_versions(monkeypatch: pytest.MonkeyP
         check_seams(gem_trl.TRAINER, gem_trl.trainer.SEAMS)
     for part in ("_generate_and_score_completions(self, inputs)", "extra"):
         assert part in str(error.value)
-    for version in ("gem-trl 0.1.0", "trl 1.", ">=1.16,<2"):
+    for version in ("gem-trl 0.1.0", "trl 1.", ">=1.15,<2"):
         assert version in str(error.value)
 
 

@@ -235,7 +235,7 @@ def engine_server(engine: str) -> dict[str, str]:
 def trl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return TRL's settings and environment variables on CPU; vLLM samples where it is installed.
 
-    Of TRL itself nothing is replaced; `trl_plugin` says what its vLLM is told.
+    Of TRL itself nothing is replaced from 1.16 on; `trl_plugin` says what its vLLM is told.
     """
     settings: dict[str, Any] = {"use_cpu": True}
     env = {"OMP_NUM_THREADS": "1", **_LOOPBACK}

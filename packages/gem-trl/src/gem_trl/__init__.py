@@ -22,7 +22,7 @@ from gem_train.imports import lazy
 
 __version__ = "0.1.0"
 
-SUPPORTED_TRL = ">=1.16,<2"
+SUPPORTED_TRL = ">=1.15,<2"
 """Versions of TRL that this package works with."""
 
 TRAINER = Requirement(
