@@ -67,7 +67,7 @@ CASES: Mapping[str, Case] = {
     "sequence": Case(("algorithm.ratio=sequence", "algorithm.clip=0.01"), ("verl", "oat"), PASSES),
     "row-mean-token-mean": Case(
         ("algorithm.loss_aggregation=row-mean-token-mean",),
-        ("trl", "verl", "openrlhf", "oat", "rl2", "tinker"),
+        ("trl", "verl", "openrlhf", "oat", "tinker"),
         ("training.iterations=3",),
     ),
     "row-mean-token-sum": Case(

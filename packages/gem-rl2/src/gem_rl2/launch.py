@@ -66,6 +66,7 @@ def _always(run: Run) -> dict[str, Any]:
         "test_data.path": run.run_dir / EVAL_FILE,
         "rollout.dynamic_filtering": False,
         "rollout.env_path": ENV_FILE,
+        "actor.avg_level": "token",
         "trainer.n_epochs": 1,
         "trainer.project": "gem",
         "trainer.save_dir": run.run_dir / "model",
@@ -105,15 +106,6 @@ def _kl(run: Run) -> dict[str, Any]:
     estimator = run.spec.algorithm.kl_estimator
     term = {"actor.kl.type": "loss", "actor.kl.loss_estimator": estimator}
     return {"actor.kl.coef": weight, **term}
-
-
-_AGGREGATIONS = {"token-mean": "token", "row-mean-token-mean": "sequence"}
-
-
-def _aggregation(run: Run) -> dict[str, Any]:
-    # The critic keeps its mean over tokens.
-    name = _AGGREGATIONS[run.spec.algorithm.loss_aggregation]
-    return {"actor.avg_level": name, "critic.avg_level": "token"}
 
 
 def _schedule(run: Run) -> dict[str, Any]:
@@ -201,13 +193,10 @@ TABLE = Table(
             *entries.whole_rows("RL2"),
             entries.WHOLE_STEPS,
         ),
-        "algorithm.loss_aggregation": (
-            Computed(_aggregation, "actor.avg_level"),
-            entries.aggregations("RL2", _AGGREGATIONS),
-            Departs(
-                lambda run, value: value != "token-mean" and run.spec.algorithm.kl_coef > 0,
-                "actor.avg_level; the KL penalty stays a mean over tokens",
-            ),
+        "algorithm.loss_aggregation": Fixed(
+            "token-mean",
+            "RL2 has no sum over tokens, and its mean over rows (actor.avg_level=sequence) stops "
+            "with a TypeError",
         ),
         "algorithm.kl_coef": Computed(_kl, "actor.kl.coef"),
         "algorithm.kl_estimator": Computed(_kl, "actor.kl.loss_estimator"),
