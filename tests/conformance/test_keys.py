@@ -85,6 +85,11 @@ CASES: Mapping[str, Case] = {
     ),
     "k1": Case(("algorithm.kl_estimator=k1",), ("verl", "openrlhf", "oat", "rl2"), KL),
     "k2": Case(("algorithm.kl_estimator=k2",), ("verl", "openrlhf", "oat", "rl2"), KL),
+    "KL in the reward": Case(
+        ("algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
+        ("verl", "openrlhf", "rl2"),
+        KL,
+    ),
     "shaping": Case(
         (
             "algorithm.reward_scale=2.0",
@@ -187,6 +192,8 @@ def test_a_defect_in_a_setting_is_noticed(
         ("cispo", "algorithm.clip_high=0.2"),
         ("sequence", "algorithm.ratio=token"),
         ("k1", "algorithm.kl_estimator=k2"),
+        ("KL in the reward", "algorithm.kl_in=loss"),
+        ("KL in the reward", "algorithm.kl_estimator=k3"),
         ("k2", "algorithm.kl_estimator=k3"),
         ("turn-mean", "algorithm.loss_aggregation=token-mean"),
         ("row-mean-token-sum-norm", "algorithm.loss_aggregation=row-mean-token-sum"),

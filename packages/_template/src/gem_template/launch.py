@@ -128,6 +128,7 @@ TABLE = Table(
         "algorithm.epochs": Fixed(1, _ONE_STEP),
         "algorithm.minibatches": Fixed(1, _ONE_STEP),
         "algorithm.loss_aggregation": Fixed("token-mean", "fake-trainer has no other"),
+        "algorithm.kl_in": Elsewhere("no KL penalty"),
         "algorithm.kl_estimator": Elsewhere("no KL penalty"),
         "algorithm.kl_coef": Fixed(0.0, "fake-trainer has no KL penalty"),
         "algorithm.entropy_coef": Fixed(0.0, "fake-trainer has no entropy bonus"),

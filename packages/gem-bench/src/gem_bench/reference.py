@@ -118,6 +118,7 @@ def turn_advantages(
     trajectories: Sequence[Trajectory],
     values: PerTurn | None = None,
     state: MutableMapping[str, float] | None = None,
+    added: PerTurn | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return every turn's advantage, and the target of the critic's value.
 
@@ -141,6 +142,7 @@ def turn_advantages(
         trajectories: The batch; `group` says which episodes are of one task.
         values: The critic's value before each turn; needed by `gae`.
         state: What an estimator that keeps one left after the batch before; brought up to date.
+        added: To each turn's reward, such as `Learner.penalties`.
     """
     return estimate.turn_advantages(
         algorithm.advantage,
@@ -148,6 +150,7 @@ def turn_advantages(
         algorithm,
         gamma=algorithm.gamma,
         lam=algorithm.lam,
+        added=added,
         values=values,
         state=state,
     )
@@ -253,6 +256,24 @@ class Learner:
                     table[row.episode][turn] = v
         return table
 
+    def penalties(self, rows: Sequence[Row], turns: Sequence[int]) -> PerTurn | None:
+        """Return what a KL penalty adds to the reward of each turn; None if there is none.
+
+        Args:
+            rows: The batch.
+            turns: Number of turns of each episode.
+        """
+        algorithm = self.spec.algorithm
+        if self.initial is None or algorithm.kl_in == "loss":
+            return None
+        table = [[0.0] * n for n in turns]
+        old = self._logprobs(self.policy, rows)
+        for (row, new), (_, initial) in zip(old, self._logprobs(self.initial, rows), strict=True):
+            kl = kl_penalty(new, initial, algorithm.kl_estimator)
+            for turn, value in zip(row.turn, kl.tolist(), strict=True):
+                table[row.episode][turn] -= algorithm.kl_coef * value
+        return table
+
     def exploitability(self, chat: ChatFormat, task: Task, sampling: SamplingPart) -> Metrics:
         """Return what best responses win against the policy in a small game of several agents."""
 
@@ -291,7 +312,7 @@ class Learner:
         if algorithm.epochs * len(batches) > 1:
             for row, logprobs in self._logprobs(self.policy, rows):
                 row.old_logprobs = logprobs
-        if self.initial is not None:
+        if self.initial is not None and algorithm.kl_in == "loss":
             for row, logprobs in self._logprobs(self.initial, rows):
                 row.initial_logprobs = logprobs
         steps = []
@@ -351,7 +372,7 @@ class Learner:
                 drawn = torch.tensor([p for row in chunk for p in row.drawn], device=self.device)
                 surrogate = surrogate * sampler_correction(old, drawn, algorithm.tis_clip)
             penalty = torch.zeros_like(new)
-            if self.initial is not None:
+            if self.initial is not None and algorithm.kl_in == "loss":
                 started = [row.initial_logprobs for row in chunk]
                 initial = torch.cat([each for each in started if each is not None])
                 penalty = kl_penalty(new, initial, algorithm.kl_estimator)
@@ -367,7 +388,7 @@ class Learner:
         self.optimizer.step()
         lr = self.optimizer.param_groups[0]["lr"]
         means = {"entropy": entropy, "clip_fraction": outside, "lr": lr}
-        if self.initial is not None:
+        if self.initial is not None and algorithm.kl_in == "loss":
             means["kl"] = kl
         return {"loss": loss, "grad_norm": norm.item(), **means}
 
@@ -467,9 +488,10 @@ def train(
             )
             began = time.perf_counter()
             rows = training_rows(episodes)
-            values = learner.values(rows, [len(t.turns) for t in episodes])
+            turns = [len(t.turns) for t in episodes]
+            values, added = learner.values(rows, turns), learner.penalties(rows, turns)
             advantage, target = turn_advantages(
-                spec.algorithm, episodes, values, learner.estimator_state
+                spec.algorithm, episodes, values, learner.estimator_state, added
             )
             metrics = learner.update(rows, advantage, target, iteration)
             metrics |= {"update_s": time.perf_counter() - began}

@@ -102,6 +102,7 @@ TABLE = Table(
             entries.WHOLE_STEPS,
         ),
         "algorithm.kl_coef": Copied("beta"),
+        "algorithm.kl_in": Fixed("loss", "oat has the penalty in the loss"),
         "algorithm.entropy_coef": Fixed(0, "oat's loss has no entropy bonus"),
         "algorithm.tis_clip": (
             # oat corrects by default.

@@ -124,10 +124,11 @@ def _advantage(run: Run) -> dict[str, Any]:
 
 
 def _kl(run: Run) -> dict[str, Any]:
-    weight = run.spec.algorithm.kl_coef
-    estimator = run.spec.algorithm.kl_estimator
-    term = {"algo.kl.use_loss": True, "algo.kl.estimator": estimator} if weight else {}
-    return {"algo.kl.init_coef": weight, **term}
+    algorithm = run.spec.algorithm
+    term: dict[str, Any] = {"algo.kl.estimator": algorithm.kl_estimator}
+    if algorithm.kl_in == "loss":
+        term["algo.kl.use_loss"] = True
+    return {"algo.kl.init_coef": algorithm.kl_coef, **(term if algorithm.kl_coef else {})}
 
 
 _AGGREGATIONS = {"token-mean": "token-mean", "row-mean-token-mean": "seq-mean-token-mean"}
@@ -262,6 +263,7 @@ TABLE = Table(
             ),
         ),
         "algorithm.kl_coef": Computed(_kl, "algo.kl.init_coef"),
+        "algorithm.kl_in": Computed(_kl, "algo.kl.use_loss"),
         "algorithm.kl_estimator": Computed(_kl, "algo.kl.estimator"),
         # Weight 0 leaves the loss alone and logs the entropy.
         "algorithm.entropy_coef": Copied("actor.entropy_coef"),

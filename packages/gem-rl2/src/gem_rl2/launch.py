@@ -103,9 +103,9 @@ def _kl(run: Run) -> dict[str, Any]:
     weight = run.spec.algorithm.kl_coef
     if not weight:
         return {}
-    estimator = run.spec.algorithm.kl_estimator
-    term = {"actor.kl.type": "loss", "actor.kl.loss_estimator": estimator}
-    return {"actor.kl.coef": weight, **term}
+    where = run.spec.algorithm.kl_in
+    term = {f"actor.kl.{where}_estimator": run.spec.algorithm.kl_estimator}
+    return {"actor.kl.coef": weight, "actor.kl.type": where, **term}
 
 
 def _schedule(run: Run) -> dict[str, Any]:
@@ -199,7 +199,10 @@ TABLE = Table(
             "with a TypeError",
         ),
         "algorithm.kl_coef": Computed(_kl, "actor.kl.coef"),
-        "algorithm.kl_estimator": Computed(_kl, "actor.kl.loss_estimator"),
+        "algorithm.kl_in": Computed(_kl, "actor.kl.type"),
+        "algorithm.kl_estimator": Computed(
+            _kl, "actor.kl.loss_estimator, actor.kl.reward_estimator"
+        ),
         "algorithm.entropy_coef": Copied("actor.entropy.coef"),
         "algorithm.tis_clip": (
             Copied("actor.tis_coef"),

@@ -235,6 +235,7 @@ TABLE = Table(
             ),
         ),
         "algorithm.kl_estimator": Fixed("k3", "ROLL's penalty is k3"),
+        "algorithm.kl_in": Fixed("loss", "ROLL, as it is compiled, has the penalty in the loss"),
         "algorithm.entropy_coef": Copied("entropy_loss_coef"),
         "algorithm.tis_clip": Fixed(None, "ROLL's train_infer_correction is not compiled"),
         "algorithm.value_lr": Copied("critic.training_args.learning_rate"),

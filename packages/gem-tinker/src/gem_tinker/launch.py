@@ -131,6 +131,7 @@ TABLE = Table(
         "algorithm.lam": _GAE,
         **entries.plain_loss("Tinker", without=("loss", "clip_high")),
         "algorithm.loss": Copied("loss_fn"),
+        "algorithm.kl_in": Elsewhere("no KL penalty"),
         "algorithm.kl_estimator": Elsewhere("no KL penalty"),
         "algorithm.clip": (
             Copied("clip"),

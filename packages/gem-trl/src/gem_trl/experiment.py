@@ -201,6 +201,7 @@ TABLE = Table(
             ),
         ),
         "algorithm.kl_estimator": Fixed("k3", "TRL's penalty is k3"),
+        "algorithm.kl_in": Fixed("loss", "TRL has the penalty in the loss"),
         "algorithm.entropy_coef": (
             Copied("entropy_coef"),
             Departs(

@@ -172,11 +172,15 @@ def _aggregation(run: Run) -> dict[str, Any]:
 
 
 def _kl(run: Run) -> dict[str, Any]:
-    weight, estimator = run.spec.algorithm.kl_coef, run.spec.algorithm.kl_estimator
+    algorithm = run.spec.algorithm
+    weight, in_loss = algorithm.kl_coef, algorithm.kl_in == "loss"
     return {
-        f"{_ACTOR}.kl_loss_coef": weight,
-        f"{_ACTOR}.use_kl_loss": weight > 0,
-        f"{_ACTOR}.kl_loss_type": _KL[estimator],
+        f"{_ACTOR}.kl_loss_coef": weight if in_loss else 0.0,
+        f"{_ACTOR}.use_kl_loss": weight > 0 and in_loss,
+        f"{_ACTOR}.kl_loss_type": _KL[algorithm.kl_estimator],
+        "algorithm.use_kl_in_reward": weight > 0 and not in_loss,
+        "algorithm.kl_ctrl.kl_coef": 0.0 if in_loss else weight,
+        "algorithm.kl_penalty": _KL[algorithm.kl_estimator],
     }
 
 
@@ -296,7 +300,8 @@ TABLE = Table(
             ),
         ),
         "algorithm.kl_coef": Computed(_kl, "actor.kl_loss_coef, actor.use_kl_loss"),
-        "algorithm.kl_estimator": Computed(_kl, "actor.kl_loss_type"),
+        "algorithm.kl_in": Computed(_kl, "actor.use_kl_loss or algorithm.use_kl_in_reward"),
+        "algorithm.kl_estimator": Computed(_kl, "actor.kl_loss_type, algorithm.kl_penalty"),
         "algorithm.entropy_coef": Copied(f"{_ACTOR}.entropy_coeff"),
         "algorithm.tis_clip": Computed(
             _correction, "algorithm.rollout_correction.rollout_is_threshold"

@@ -100,8 +100,12 @@ class AlgorithmPart(PolicyLoss, Shaping, EstimatorPart):
 
     epochs: int = setting("passes over a batch", 1, least=1)
     minibatches: int = setting("optimiser steps per pass", 1, least=1)
-    kl_coef: float = setting(
-        "weight in the loss of the KL divergence to the initial policy", 0.0, least=0
+    kl_coef: float = setting("weight of the KL divergence to the initial policy", 0.0, least=0)
+    kl_in: str = setting(
+        "where the penalty is: a term of the `loss`, or taken from the `reward` of each turn, as "
+        "the sum over its sampled tokens before the first update (arXiv 2203.02155)",
+        "loss",
+        choices=("loss", "reward"),
     )
     entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
     tis_clip: float | None = setting(
