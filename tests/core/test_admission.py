@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,16 @@ with admission.admitted(alone=sys.argv[2] == "alone"):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Two cores that no process but this test's has."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two cores that no process but this test's has.
+
+    Their lock files stay open: the doorman's thread may look at them after the test's end. Only a
+    forked process, which has no doorman, may close them.
+    """
     monkeypatch.setattr(admission, "_folder", lambda: tmp_path)
     monkeypatch.setattr(admission, "usable", lambda: [0, 1])
-    admission._forget()
-    yield tmp_path
-    admission._forget()
+    monkeypatch.setattr(admission, "_made", [])
+    return tmp_path
 
 
 def holder(folder: Path, how: str = "one") -> subprocess.Popen[str]:
@@ -189,7 +191,6 @@ def test_without_a_folder_the_process_still_counts_its_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admission, "_folder", lambda: None)
-    admission._forget()
     room = Room()
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(lambda _: room.visit(), range(50)))

@@ -144,6 +144,9 @@ BUSY = {
     "children that nobody waits for": "import os, signal, time\n"
     "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n    if os.fork() == 0:\n"
     "        while time.process_time() < 0.2: pass\n        os._exit(0)\n    time.sleep(0.1)",
+    "threads after the end of the first one": "import ctypes, threading\ndef f():\n"
+    "    while True: pass\nthreading.Thread(target=f).start()\n"
+    "ctypes.CDLL(None).pthread_exit(None)",
     "a name that is no text": "import ctypes\n"
     "ctypes.CDLL(None).prctl(15, b'\\xff) R 1', 0, 0, 0)\nwhile True: pass",
     "a finished program that works at its end": "import atexit\n"
@@ -210,6 +213,47 @@ def test_the_own_time_of_a_program_stands_still_while_it_waits_for_a_cpu() -> No
         took = time.monotonic() - began
     assert clock.own_s < took / 2
     assert 0.2 < clock.cpu_s < 1.0
+
+
+PARENT = f"""
+import os, sys
+print("begun", flush=True)
+sys.stdin.readline()
+child = os.fork()
+if child == 0:
+    exec({computing(0.4, "")!r})
+    os._exit(0)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+print("a zombie", flush=True)
+sys.stdin.readline()
+os.waitpid(child, 0)
+print("none", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_ended_process_counts_for_the_program_that_had_it_and_once(ended: bool) -> None:
+    """Not for the next program of its session, which may see it reaped."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-S", "-c", PARENT]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        clock = None
+        for said in ("begun", "a zombie", "none"):
+            assert process.stdout.readline() == f"{said}\n"
+            if said == ("a zombie" if ended else "begun"):
+                clock = Clock(process.pid, None)
+            if clock is not None:
+                clock.look()
+            process.stdin.write("\n")
+            process.stdin.flush()
+    assert clock is not None
+    if ended:
+        assert clock.cpu_s < 0.2
+    else:
+        assert 0.35 < clock.cpu_s < 0.7
 
 
 STARVED = "while True: pass"

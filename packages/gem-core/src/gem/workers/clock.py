@@ -17,6 +17,8 @@ _EARLY_S = 0.02
 _LONGEST_S = 1.0
 # A program that was active for less than this share of the time is asleep.
 _ACTIVE = 0.1
+# States of a task that has ended.
+_ENDED = ("Z", "X", "")
 
 
 class _Process:
@@ -127,7 +129,7 @@ class Clock:
         return max(0.0, passed - used) if wants else 0.0
 
     def _tree(self, root: int) -> dict[int, _Process]:
-        """Return the living processes of the program."""
+        """Return the program's processes: those that live, and ended ones until they are reaped."""
         found: dict[int, _Process] = {}
         pids = [root]
         for pid in pids:
@@ -145,8 +147,12 @@ class Clock:
                 continue
             for thread in threads:
                 task = f"{pid}/task/{thread}"
+                # An ended process is a zombie until its parent waits for it. So is the first thread
+                # that has ended before the others, which go on.
                 if len(threads) > 1:
                     state = self._read(f"{task}/stat").rpartition(")")[2][1:2]
+                if state in _ENDED:
+                    continue
                 ran, waited, *_ = [*map(int, self._read(f"{task}/schedstat").split()), -1, -1]
                 process.threads[thread] = _Thread(state == "R", ran, waited)
                 pids.extend(map(int, self._read(f"{task}/children").split()))
@@ -154,7 +160,7 @@ class Clock:
 
     def _process(self, pid: int) -> tuple[_Process | None, str]:
         fields = self._read(f"{pid}/stat").rpartition(")")[2].split()
-        if not fields or fields[0] in "ZX":
+        if not fields:
             return None, ""
         user, system, child_user, child_system = map(int, fields[11:15])
         born = int(fields[19]) / _TICKS
