@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,15 @@ def opened(tmp_path: Path) -> Iterator[Any]:
     yield make
     for tool in tools:
         tool.close()
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MCPTool]:
+    body = "def answer(arguments): return {'result': text(str(arguments))}"
+    tool = MCPTool(server_in(tmp_path_factory.mktemp("echo"), body), retries=0)
+    tool.reset()
+    yield tool
+    tool.close()
 
 
 def test_a_copy_has_a_connection_of_its_own(opened: Any) -> None:
@@ -170,14 +182,160 @@ def test_a_server_that_was_not_used_serves_the_next_episode(opened: Any) -> None
         ("{'error': {'code': -32602, 'message': 'bad arguments'}}", "bad arguments"),
         ("{'error': {'code': -32000, 'message': 'database locked'}}", "database locked"),
         ("{'result': {**text('no'), 'isError': True}}", "[Tool execution error: no]"),
-        ("{'result': 3}", "f was not done after 2 s"),
-        ("{'result': {'content': [{'type': 'text'}]}}", "the server broke off"),
     ],
 )
-def test_refusals_and_nonsense_are_told(opened: Any, answer: str, words: str) -> None:
+def test_refusals_are_told(opened: Any, answer: str, words: str) -> None:
     result = said(opened(f"def answer(arguments): return {answer}", timeout_s=2.0), "f")
     assert not result.ok
     assert words in result.text
+
+
+LINE = """
+def answer(arguments):
+    os.write(1, {line!r}.encode("utf-8", "surrogateescape") + b"\\n")
+    time.sleep({sleep})
+    return {{"result": text("done")}}
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{'result': 3}",
+        "{'result': None}",
+        "{}",
+        "{'result': {'content': [{'type': 'text'}]}}",
+        "{'result': {'content': 'words'}}",
+        "{'result': {'content': [{'type': 'new', 'text': 'words'}]}}",
+        "{'result': {'structuredContent': {}}}",
+        "{'error': 'words'}",
+        "{'error': {'message': 'no code'}}",
+        '{"jsonrpc": "2.0", "id": 3, "result": {"content": [',
+        '{"jsonrpc": "2.0", "id": 3, "result": {"content": [{"type": "text", "text": "\\ud800"}]}}',
+        '{"jsonrpc": "2.0", "id": 3, "result": ' + '{"a": ' * 5_000,
+    ],
+    ids=lambda answer: answer[:60],
+)
+def test_an_answer_that_cannot_be_read_is_the_servers_fault(opened: Any, answer: str) -> None:
+    """It is asked for twice and is then no outcome of the episode."""
+    if answer.startswith('{"'):
+        body = LINE.format(line=answer, sleep=600)
+    else:
+        body = f"def answer(arguments): return {answer}"
+    tool = opened(body, retries=0)
+    with pytest.raises(UnreachableError, match="MCP server 'server' .*cannot be read"):
+        said(tool, "f")
+
+
+@pytest.mark.parametrize("depth", [*range(240, 261), 900])
+def test_arguments_that_cannot_be_sent_are_told(echo: MCPTool, depth: int) -> None:
+    value = "[" * depth + "1" + "]" * depth
+    call = echo.parse(f'<tool_call>{{"name": "f", "arguments": {{"x": {value}}}}}</tool_call>')
+    assert call is not None
+    result = echo.execute(call)
+    assert result.ok or "the arguments cannot be sent" in result.text or call.error
+
+
+@pytest.mark.parametrize("line", ["hello", "", "[1]", '"{"', "3", "\udcff"])
+def test_other_lines_of_a_server_are_no_answers(opened: Any, line: str) -> None:
+    assert said(opened(LINE.format(line=line, sleep=0)), "f") == ToolResult("done", ok=True)
+
+
+def test_an_answer_that_can_be_read_the_second_time_is_the_answer(opened: Any) -> None:
+    tool = opened(
+        "def answer(arguments):\n"
+        "    if os.path.exists(__file__ + '.once'): return {'result': text('up')}\n"
+        "    open(__file__ + '.once', 'w')\n"
+        "    return {'result': 3}"
+    )
+    assert said(tool, "f") == ToolResult("up", ok=True)
+
+
+def test_bytes_that_are_no_text_are_shown_as_such(opened: Any) -> None:
+    tool = opened(
+        "def answer(arguments):\n"
+        "    os.dup2(os.open('/dev/null', os.O_WRONLY), 2)\n"
+        "    sys.stdout.reconfigure(errors='surrogateescape')\n"
+        "    json.dumps = lambda reply, dumps=json.dumps: dumps(reply, ensure_ascii=False)\n"
+        "    return {'result': text('a\\udcffb')}"
+    )
+    assert said(tool, "f") == ToolResult("a\ufffdb", ok=True)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """An MCP server over HTTP, or what stands before one; `answer` is for calls of functions."""
+
+    protocol_version = "HTTP/1.1"
+    answer: tuple[int, str, str] = (200, "application/json", "")
+    calls = 0
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        results = {
+            "initialize": {
+                "protocolVersion": (request.get("params") or {}).get("protocolVersion"),
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "own", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "f", "inputSchema": {"type": "object"}}]},
+        }
+        if "id" not in request:
+            return self.reply(202, "text/plain", "")
+        if request["method"] == "tools/call":
+            type(self).calls += 1
+            return self.reply(*self.answer)
+        reply = {"jsonrpc": "2.0", "id": request["id"]}
+        if request["method"] in results:
+            reply["result"] = results[request["method"]]
+        else:
+            reply["error"] = {"code": -32601, "message": "no such method"}
+        return self.reply(200, "application/json", json.dumps(reply))
+
+    def reply(self, status: int, kind: str, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.send_header("Location", "http://127.0.0.1:9/elsewhere")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, "text/html", "<h1>Internal Server Error</h1>"),
+        (502, "text/html", ""),
+        (503, "application/json", '{"detail": "overloaded"}'),
+        (401, "text/plain", "who are you?"),
+        (404, "text/plain", "no session"),
+        (429, "application/json", "{}"),
+        (307, "text/plain", ""),
+        (202, "text/plain", ""),
+        (200, "text/html", "<h1>Welcome</h1>"),
+        (200, "application/json", "[1"),
+        (200, "application/json", '{"jsonrpc": "2.0", "id": 3, "result": 3}'),
+        (200, "text/event-stream", "data: {\n\n"),
+    ],
+    ids=lambda answer: f"{answer[0]} {answer[2][:30]}",
+)
+def test_nor_is_what_a_proxy_or_a_broken_server_says_over_http_the_calls_fault(
+    answer: tuple[int, str, str],
+) -> None:
+    handler = type("Handler", (Answers,), {"answer": answer})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tool = MCPTool(f"http://127.0.0.1:{server.server_port}/mcp", retries=0, timeout_s=5)
+        try:
+            tool.reset()
+            with pytest.raises(UnreachableError, match="MCP server 'server'"):
+                said(tool, "f")
+        finally:
+            tool.close()
+            server.shutdown()
+    assert handler.calls == 2
 
 
 @pytest.mark.parametrize(

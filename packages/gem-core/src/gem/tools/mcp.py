@@ -25,7 +25,14 @@ from gem.tools.base import (
     printable,
     read_arguments,
 )
-from gem.tools.mcp_connection import Connection, Function, Refused, ServerGoneError, TookTooLong
+from gem.tools.mcp_connection import (
+    Connection,
+    Function,
+    Refused,
+    ServerGoneError,
+    TookTooLong,
+    UnreadableError,
+)
 
 _NAME = re.compile(r"<tool_name>")
 _ARGUMENTS = re.compile(r"<arguments>")
@@ -42,8 +49,10 @@ class MCPTool(Tool):
 
     A call whose connection breaks, or that is not done after `timeout_s`, is repeated once, over a
     new connection and with a new server of its own: a call may reach a server twice. If that fails,
-    too, though the server can be started or answers, the call is to blame. With several servers,
-    functions are named `<server>_<function>`. Snapshots do not include the servers' state.
+    too, though the server can be started or answers, the call is to blame. An answer that cannot be
+    read is never the call's fault: if the repetition gets one, too, that is an `UnreachableError`.
+    With several servers, functions are named `<server>_<function>`. Snapshots do not include the
+    servers' state.
     """
 
     tool_type: ClassVar[str] = "mcp"
@@ -225,6 +234,8 @@ class MCPTool(Tool):
                 return self._failed(str(error))
             except ServerGoneError as error:
                 self._end(server)
+                if last and isinstance(error, UnreadableError):
+                    raise self._unreachable(server, str(error)) from error
                 # The connection broke twice on this call, yet the server is up: blame the call.
                 if last:
                     self._connected(server)

@@ -28,10 +28,26 @@ _CLOSE_S = 8.0
 # Extra time for the event loop beyond the time limit of a call.
 _SLACK_S = 5.0
 _ANSWER_S = 5.0
+# How the SDK's own errors begin where an answer did not come or cannot be read. It gives them codes
+# that servers use for errors of their own.
+_ENDED = ("Connection closed", "SSE stream")
+_NO_ANSWER = (
+    "Failed to parse",
+    "Not Found",
+    "Redirect to ",
+    "Server returned an error response",
+    "Session terminated",
+    "Unexpected content type",
+    "server answered a request with 202",
+)
 
 
 class ServerGoneError(Exception):
     """A server cannot be reached, or the connection to it broke."""
+
+
+class UnreadableError(ServerGoneError):
+    """A server, or what stands before it, answered a call with something that is no answer."""
 
 
 class Refused(Exception):  # noqa: N818
@@ -70,6 +86,9 @@ class Connection:
         """Whether a function was called."""
         self._server = server
         self._last_words = bytearray()
+        self._asking: Any = None
+        """Scope of the present call, cancelled by what is no answer: `_nonsense`."""
+        self._nonsense = ""
         self._pid = os.getpid()
         self._portal = _portal(self._pid)
         self._task, _ = self._portal.start_task(self._live, timeout_s)
@@ -83,26 +102,45 @@ class Connection:
         """Call a function; return its result as text.
 
         Raises:
-            Refused: The server returns an error, or is not done within `timeout_s`.
+            Refused: The server returns an error or is not done within `timeout_s`, or the arguments
+                cannot be sent.
             ServerGoneError: The connection broke.
+            UnreadableError: What came is no answer.
         """
         self.used = True
         return self._wait(timeout_s + _SLACK_S, self._call, name, arguments, timeout_s)
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
+        import anyio
+
+        params = {"name": name, "arguments": dict(arguments)}
         try:
-            # When the SDK's own limit is reached, it also asks the server to cancel the call.
-            result = await self._client.call_tool(
-                name, dict(arguments), read_timeout_seconds=timeout_s
-            )
+            _types().JSONRPCRequest(
+                jsonrpc="2.0", id=0, method="tools/call", params=params
+            ).model_dump_json()
+        except ValueError as error:
+            raise Refused(f"the arguments cannot be sent: {error}") from error
+        try:
+            with anyio.CancelScope() as self._asking:
+                # When the SDK's own limit is reached, it also asks the server to cancel the call.
+                result = await self._client.call_tool(
+                    name, dict(arguments), read_timeout_seconds=timeout_s
+                )
         except _sdk().MCPError as error:
-            if _broken(error):
-                raise ServerGoneError(self._reason(error)) from error
             if error.code == _types().REQUEST_TIMEOUT:
                 raise TookTooLong(f"{name} was not done after {timeout_s:g} s") from error
+            if str(error).startswith(_NO_ANSWER):
+                raise UnreadableError(self._reason(error)) from error
+            if str(error).startswith(_ENDED):
+                raise ServerGoneError(self._reason(error)) from error
             raise Refused(str(error)) from error
+        except (ValueError, RuntimeError) as error:
+            # What the SDK raises for a result that is not of its type or not of the tool's schema.
+            raise UnreadableError(self._unlike(error)) from error
         except Exception as error:
             raise ServerGoneError(self._reason(error)) from error
+        if self._asking.cancelled_caught:
+            raise UnreadableError(self._nonsense)
         if result.is_error:
             raise Refused(_text(result))
         return _text(result)
@@ -118,7 +156,8 @@ class Connection:
             ask = functools.partial(self._client.list_tools, cache_mode="refresh")
             self._wait(_ANSWER_S, ask)
         except _sdk().MCPError as error:
-            return not _broken(error) and error.code != _types().REQUEST_TIMEOUT
+            timed_out = error.code == _types().REQUEST_TIMEOUT
+            return not timed_out and not str(error).startswith(_NO_ANSWER + _ENDED)
         except Exception:
             return False
         return True
@@ -141,7 +180,9 @@ class Connection:
             with anyio.move_on_after(timeout_s) as opening:
                 async with AsyncExitStack() as stack:
                     transport = await self._transport(stack)
-                    self._client: Any = await stack.enter_async_context(_sdk().Client(transport))
+                    self._client: Any = await stack.enter_async_context(
+                        _sdk().Client(transport, message_handler=self._heard)
+                    )
                     self.functions: list[Function] = await self._listed()
                     opening.deadline = math.inf
                     opened = True
@@ -152,6 +193,25 @@ class Connection:
                 raise ServerGoneError(self._reason(error)) from error
         if not opened:
             raise ServerGoneError(f"no answer within {timeout_s:g} s{self._said()}")
+
+    async def _heard(self, message: Any) -> None:
+        """Take what is neither an answer nor a question; a broken answer ends the call.
+
+        Servers may write lines that are no messages to their standard output; they are not meant
+        for anybody.
+        """
+        if not isinstance(message, ValueError):
+            return
+        first = _first(message)
+        kind, line = first.get("type"), str(first.get("input")).lstrip()
+        if kind == "json_invalid" and not line.startswith("{"):
+            return
+        if kind == "model_type" and len(first["loc"]) == 1:
+            # JSON, but not an object.
+            return
+        self._nonsense = self._unlike(message)
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def _transport(self, stack: AsyncExitStack) -> Any:
         server = self._server
@@ -169,6 +229,7 @@ class Connection:
             args=list(server.get("args") or ()),
             env=dict(server.get("env") or {}),
             cwd=server.get("cwd"),
+            encoding_error_handler="replace",
         )
         return stdio_client(parameters, errlog=self._listen(stack))
 
@@ -224,6 +285,10 @@ class Connection:
         words = " ".join(str(error).split())[:300]
         return f"{words or type(error).__name__}{self._said()}"
 
+    def _unlike(self, error: Exception) -> str:
+        what = repr(_first(error)["input"]) if _first(error) else self._reason(error)
+        return f"what it answered cannot be read: {what:.200}"
+
     def _said(self) -> str:
         lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
         return f"; it wrote: {lines[-1].strip()[:300]}" if lines else ""
@@ -257,9 +322,10 @@ def _started(pid: int) -> Any:
     return started.result()
 
 
-def _broken(error: Any) -> bool:
-    # Servers also use CONNECTION_CLOSED's code for errors of their own.
-    return error.code == _types().CONNECTION_CLOSED and str(error) == "Connection closed"
+def _first(error: Exception) -> Mapping[str, Any]:
+    """Return the first thing that is wrong, of an error of Pydantic; empty for another error."""
+    errors: list[Any] = getattr(error, "errors", list)()
+    return errors[0] if errors else {}
 
 
 def _text(result: Any) -> str:
