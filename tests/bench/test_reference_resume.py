@@ -92,10 +92,14 @@ def test_killed_at_any_moment_it_ends_as_if_it_had_not_been(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"policy__lora_rank": 4}, {"algorithm__epochs": 2, "algorithm__minibatches": 2}],
-    ids=["adapters", "minibatches"],
+    [
+        {"policy__lora_rank": 4},
+        {"algorithm__epochs": 2, "algorithm__minibatches": 2},
+        {"training__staleness": 1, "optimizer__lr": 0.02},
+    ],
+    ids=["adapters", "minibatches", "staleness"],
 )
-def test_adapters_and_minibatches_go_on_exactly_too(
+def test_adapters_minibatches_and_staleness_go_on_exactly_too(
     changes: dict[str, Any], make_spec: MakeSpec, whole: Callable[[RunSpec], Path], tmp_path: Path
 ) -> None:
     spec = make_spec(training__iterations=3, **changes)

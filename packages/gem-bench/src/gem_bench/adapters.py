@@ -203,7 +203,9 @@ _DEFINED = {
         "kl_coef kl_in kl_estimator entropy_coef tis_clip value_lr value_clip"
     ),
     "optimizer": ("lr schedule warmup min_lr_ratio type beta1 beta2 eps weight_decay grad_clip"),
-    "training": "iterations tasks group_size precision max_failed_fraction info_metrics",
+    "training": (
+        "iterations tasks group_size staleness precision max_failed_fraction info_metrics"
+    ),
     "sampling": "temperature top_p top_k",
     "eval": "name id params seed episodes every temperature",
 }

@@ -134,10 +134,7 @@ def audit(
         moments = _moments(learner, rows, sorted(chat.stop_ids), spec.sampling.temperature)
         again, drawn = logprobs(second, rows), recorded(rows)
         logprob_noise = max(logprob_noise, float((again - moments.logprob).abs().max()))
-        added = learner.penalties(rows, [len(t.turns) for t in episodes])
-        turns = turn_advantages(
-            spec.algorithm, episodes, state=learner.estimator_state, added=added
-        )
+        turns = turn_advantages(spec.algorithm, episodes, state=learner.estimator_state)
         replayed = learner.update(rows, *turns)
         norm = second.update(rows, *turns)["grad_norm"]
         if replayed["grad_norm"]:

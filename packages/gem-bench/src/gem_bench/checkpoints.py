@@ -1,10 +1,10 @@
 """Checkpoints of the reference trainer: what it needs to go on as if it had not been killed.
 
 A checkpoint is a file, `checkpoints/iteration-<next iteration>.pt` in the record's folder, with the
-weights that are trained, the optimisers' states, the estimator's state, the RunSpec and the
-version. It is renamed when it is whole, and the last two are kept. Random numbers have no state:
-every batch draws from a stream of its own, which the seed and the iteration give
-(`gem_bench.reference.rollout`).
+weights that are trained, earlier ones that later batches are sampled with, the optimisers' states,
+the estimator's state, the RunSpec and the version. It is renamed when it is whole, and the last two
+are kept. Random numbers have no state: every batch draws from a stream of its own, which the seed
+and the iteration give (`gem_bench.reference.rollout`).
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Checkpoints:
                 model.load_state_dict(state[name]["weights"], strict=False)
                 optimizer.load_state_dict(state[name]["optimizer"])
             learner.estimator_state = dict(state["estimator_state"])
+            learner.behaviour.versions = state["earlier_weights"]
             return int(state["iteration"])
         except (OSError, EOFError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
             raise RecordError(
@@ -80,6 +81,7 @@ class Checkpoints:
             return
         state: dict[str, Any] = {**self._begun, "iteration": iteration}
         state["estimator_state"] = learner.estimator_state
+        state["earlier_weights"] = learner.behaviour.versions
         for name, (model, optimizer) in _parts(learner).items():
             trained = {n: w.detach() for n, w in model.named_parameters() if w.requires_grad}
             state[name] = {"weights": trained, "optimizer": optimizer.state_dict()}

@@ -91,10 +91,7 @@ def gaps(
         rows = [row for row in training_rows(episodes) if row.sampled]
         drawn = recorded(rows)
         gap = None if drawn is None else logprobs(learner, rows).cpu() - drawn
-        added = learner.penalties(rows, [len(t.turns) for t in episodes])
-        turns = turn_advantages(
-            spec.algorithm, episodes, state=learner.estimator_state, added=added
-        )
+        turns = turn_advantages(spec.algorithm, episodes, state=learner.estimator_state)
         replayed = learner.update(rows, *turns)
         yield Gap(
             iteration,

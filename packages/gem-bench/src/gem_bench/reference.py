@@ -45,6 +45,7 @@ from gem.rollout import ChatFormat, play_tasks
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_bench.behaviour import Behaviour
 from gem_bench.checkpoints import Checkpoints
 from gem_bench.exploitability import exploitability
 from gem_bench.lora import add_adapters
@@ -77,8 +78,9 @@ def rollout(
     group_size: int,
     sampling: SamplingPart,
     key: tuple[int, int],
+    policy: tuple[Any, int] | None = None,
 ) -> tuple[list[Trajectory], Metrics]:
-    """Play a batch of episodes with the current policy; return them and the seconds it took.
+    """Play a batch of episodes; return them and the seconds it took.
 
     Args:
         learner: Has the policy and the spec.
@@ -89,6 +91,7 @@ def rollout(
         sampling: Temperature, top-k and top-p.
         key: Iteration and number of the batch in it. They give the batch a random stream of its
             own, so evaluations do not change training.
+        policy: What samples, and its version; by default the current policy.
 
     Raises:
         RolloutError: More episodes failed than `training.max_failed_fraction`.
@@ -96,7 +99,8 @@ def rollout(
     spec = learner.spec
     seed = stream(spec.seed, *key).getrandbits(63)
     generator = torch.Generator(learner.device).manual_seed(seed)
-    sampler = CachedSampler(learner.policy, chat, sampling, generator)
+    model, version = policy or (learner.policy, key[0])
+    sampler = CachedSampler(model, chat, sampling, generator, version)
     began = time.perf_counter()
     with learner.autocast():
         played = play_tasks(
@@ -215,6 +219,7 @@ class Learner:
         self.policy.to(device).eval()
         self.optimizer = self._adamw(self.policy, spec.optimizer.lr)
         self.initial = deepcopy(self.policy) if spec.algorithm.kl_coef else None
+        self.behaviour = Behaviour(self.policy, spec.training.staleness)
         self.estimator_state: dict[str, float] = {}  # of an estimator that keeps one
         self.critic: Critic | None = None
         if spec.algorithm.estimator.needs_critic:
@@ -482,9 +487,9 @@ def train(
         for iteration in range(begin, spec.training.iterations):
             evaluate(iteration)
             tasks = spec.train_tasks(iteration, success_rates(spec, record, iteration))
-            key = (iteration, 0)
+            key, policy = (iteration, 0), learner.behaviour.at(iteration)
             episodes, seconds = rollout(
-                learner, chat, tasks, spec.training.group_size, spec.sampling, key
+                learner, chat, tasks, spec.training.group_size, spec.sampling, key, policy
             )
             began = time.perf_counter()
             rows = training_rows(episodes)

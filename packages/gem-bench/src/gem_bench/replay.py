@@ -37,6 +37,11 @@ def experiment(run: RunRecord, lora_init: str | None = None) -> RunSpec:
             "a run with a critic or a KL penalty depends on more than its episodes and cannot be "
             "replayed"
         )
+    if spec.training.staleness:
+        raise ConfigurationError(
+            "training.staleness: the episodes were sampled with older weights than those that were "
+            f"trained; a replay knows one policy, got {spec.training.staleness}"
+        )
     own = run.meta.get("trainer") == "reference"
     adapter = lora_init or spec.policy.lora_init
     if spec.policy.lora_rank and not own and (adapter is None or not Path(adapter).is_dir()):

@@ -31,6 +31,7 @@ class CachedSampler:
         chat: ChatFormat,
         sampling: SamplingPart,
         generator: torch.Generator,
+        version: int | None = None,
     ) -> None:
         """Begin without any conversation.
 
@@ -39,6 +40,7 @@ class CachedSampler:
             chat: Gives the tokens that end a turn.
             sampling: Temperature, top-k and top-p; `top_k = 1` takes the most likely token.
             generator: The only source of randomness, on the model's device.
+            version: Number of iterations that have made the model.
         """
         self.model = model
         self.device = model.device
@@ -46,6 +48,7 @@ class CachedSampler:
         self.pad_id = getattr(chat.tokenizer, "pad_token_id", None) or 0
         self.sampling = sampling
         self.generator = generator
+        self.version = version
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=self.device)
         self._episodes: list[int] = []
@@ -75,7 +78,7 @@ class CachedSampler:
         logprobs = torch.stack([p for _, p in sampled], 1).tolist()
         stop = set(self.stop.tolist())
         return [
-            Sample(t[:n], p[:n], "stop" if t[n - 1] in stop else "length")
+            Sample(t[:n], p[:n], "stop" if t[n - 1] in stop else "length", self.version)
             for t, p, n in zip(tokens, logprobs, lengths, strict=True)
         ]
 

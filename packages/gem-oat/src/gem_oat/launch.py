@@ -138,6 +138,7 @@ TABLE = Table(
         "optimizer.eps": Fixed(1e-8, "oat's optimiser has 1e-8, and no flag"),
         "optimizer.weight_decay": (Copied("l2"), entries.NO_DECAY),
         "optimizer.grad_clip": Copied("max_norm"),
+        **entries.SYNCHRONOUS,
         "training.iterations": Computed(
             lambda run: {"max_train": run.spec.training.tasks * run.spec.training.iterations},
             "max_train",

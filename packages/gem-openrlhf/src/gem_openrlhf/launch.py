@@ -286,6 +286,7 @@ TABLE = Table(
             entries.NO_DECAY,
         ),
         "optimizer.grad_clip": Copied(("actor.max_norm", "critic.max_norm")),
+        **entries.SYNCHRONOUS,
         "training.iterations": Elsewhere("rows of data.prompt_dataset"),
         "training.tasks": Copied("rollout.batch_size"),
         "training.group_size": (Copied("rollout.n_samples_per_prompt"), entries.GROUPED),

@@ -154,6 +154,7 @@ TABLE = Table(
         "optimizer.lr": Copied("lr", "AdamParams"),
         "optimizer.type": Fixed("adamw", "AdamParams"),
         **{f"optimizer.{name}": _adam(name) for name in _ADAM},
+        **entries.SYNCHRONOUS,
         "training.group_size": (Copied("group_size"), entries.GROUPED),
         "training.precision": (
             Elsewhere("of the model's files, on gem-cpu's server"),

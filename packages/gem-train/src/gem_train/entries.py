@@ -45,6 +45,11 @@ SHARED_GPUS: Part = {
 }
 """Of a trainer whose engines and learner share all GPUs."""
 
+SYNCHRONOUS: Part = {
+    "training.staleness": Fixed(0, "every batch is sampled with the weights that it trains")
+}
+"""Of a trainer, or an adapter, that samples and trains in turn."""
+
 CONSTANT_RATE: Part = {
     "optimizer.schedule": Fixed("constant", "schedules are not compiled for this trainer"),
     "optimizer.warmup": Fixed(0, "schedules are not compiled for this trainer"),

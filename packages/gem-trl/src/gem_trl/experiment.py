@@ -225,6 +225,7 @@ TABLE = Table(
         "optimizer.eps": Copied("adam_epsilon"),
         "optimizer.weight_decay": (Copied("weight_decay"), entries.NO_DECAY),
         "optimizer.grad_clip": Copied("max_grad_norm"),
+        **entries.SYNCHRONOUS,
         "training.iterations": Computed(_iterations, "max_steps"),
         "training.tasks": (
             Elsewhere("steps_per_generation"),

@@ -143,6 +143,12 @@ class TrainingPart:
     iterations: int = setting("batches to train on", least=1)
     tasks: int = setting("different tasks in a batch", least=1)
     group_size: int = setting("episodes of each task", 1, least=1)
+    staleness: int = setting(
+        "iterations by which the policy that samples is older than the one that is trained: batch "
+        "`i` is played with the weights after `max(0, i - staleness)` iterations",
+        0,
+        least=0,
+    )
     precision: str = setting("parameters and arithmetic", "fp32", choices=("fp32", "bf16"))
     max_failed_fraction: float = setting(
         "share of failed episodes in a batch above which the run stops",
