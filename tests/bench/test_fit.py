@@ -495,7 +495,7 @@ def test_the_table_in_the_documentation_is_what_the_command_prints(
     config.write_text(json.dumps(PUBLISHED["Qwen3-1.7B"][0]))
     main(["fit", str(recipe), "--to", "verl", "--model-config", str(config)])
     text = recipe.parents[1].joinpath("docs", "bench.md").read_text(encoding="utf-8")
-    shown = text.partition("<!-- fit")[2].partition("```\n")[2].partition("```")[0]
+    shown = text.partition("<!-- fit")[2].partition("```text\n")[2].partition("```")[0]
     assert shown == capsys.readouterr().out
 
 
