@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
 import tokenize
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -137,6 +138,13 @@ def test_make_targets_named_in_the_docs_exist() -> None:
     for page in PAGES:
         for target in re.findall(r"`make ([a-z0-9-]+)`", page.read_text()):
             assert target in targets, f"{page.name}: make {target}"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
+@pytest.mark.parametrize("written", ["runs/guess-trl/run.json", "evals/random-suite-smoke", "dist"])
+def test_what_the_commands_of_the_pages_write_is_ignored_by_git(written: str) -> None:
+    path = f"{written}/" if "." not in written else written
+    assert subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT).returncode == 0
 
 
 def test_every_page_is_in_the_index() -> None:

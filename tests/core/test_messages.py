@@ -25,6 +25,24 @@ class Needy(Env):
         return "", 0.0, True, False, {}
 
 
+class Stepless(Env):
+    """Forgot what an environment must have."""
+
+
+class Seedless(Env):
+    """Does not call the constructor of its base, as Gymnasium allows."""
+
+    def __init__(self, word: str = "a") -> None:
+        self.word = word
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        super().reset(seed=seed, **options)
+        return self.word * self.rng.randrange(1, 9), {}
+
+    def step(self, action: str) -> Any:
+        return "", 0.0, True, False, {}
+
+
 @pytest.fixture(autouse=True)
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gem.list_envs()
@@ -33,6 +51,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gem.register("messages:NoClass-v0", "gem.core:NoSuchClass")
     gem.register("messages:Object-v0", object)
     gem.register("messages:Needy-v0", Needy)
+    gem.register("messages:Stepless-v0", Stepless)
+    gem.register("messages:Seedless-v0", Seedless)
     yield
 
 
@@ -62,6 +82,24 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_mistake_is_named(call: Callable[[], object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         call()
+
+
+def test_an_environment_without_a_step_is_named() -> None:
+    env = gem.make("messages:Stepless-v0")
+    env.reset(seed=0)
+    with pytest.raises(NotImplementedError, match=r"Stepless must implement step\(\)"):
+        env.step("a")
+
+
+def test_an_environment_that_does_not_call_its_base_has_seeds_all_the_same() -> None:
+    env = gem.make("messages:Seedless-v0")
+    series = [env.reset(seed=3)[0], *(env.reset()[0] for _ in range(5))]
+    again = gem.make("messages:Seedless-v0")
+    assert [again.reset(seed=3)[0], *(again.reset()[0] for _ in range(5))] == series
+    assert len(set(series)) > 1
+    fresh = gem.make("messages:Seedless-v0")
+    fresh.reset()
+    assert fresh.spawn().step("a")[1] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,25 @@ def test_a_template_that_rewrites_messages_is_refused(small_tokenizer: Any) -> N
         ChatFormat(Upper())  # type: ignore[arg-type]
 
 
+def test_a_first_observation_that_the_template_refuses_is_named(small_tokenizer: Any) -> None:
+    """Some models' templates take a message inside of `<tool_response>` for no user's."""
+
+    class Strict:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(small_tokenizer, name)
+
+        def apply_chat_template(self, conversation: Any, **kwargs: Any) -> str:
+            users = [each["content"] for each in conversation if each["role"] == "user"]
+            if all(text.startswith("<tool_response>") for text in users):
+                raise ValueError("no user query found")
+            return str(small_tokenizer.apply_chat_template(conversation, **kwargs))
+
+    chat = ChatFormat(Strict())  # type: ignore[arg-type]
+    assert chat.prompt("Look: <tool_response>")
+    with pytest.raises(ConfigurationError, match="render roles .*'user'.*: no user query found"):
+        chat.prompt("<tool_response>4</tool_response>")
+
+
 def test_a_system_prompt_comes_first(tokenizer: Any) -> None:
     chat = ChatFormat(tokenizer, system_prompt="Be brief.")
     assert chat.spell(chat.prompt("x")).startswith(
