@@ -35,7 +35,8 @@ def test_every_setting_is_documented_as_it_is_defined(name: str, keys: list[Key]
 
 
 def test_every_command_and_long_option_is_documented() -> None:
-    text = DOCS.read_text(encoding="utf-8")
+    pages = (DOCS, DOCS.with_name("watching.md"))
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     commands = next(
         action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
     )

@@ -1,4 +1,4 @@
-"""The command line: `gem-bench compile | fit | run | sweep | compare | plot | report | ...`."""
+"""The command line: `gem-bench compile | fit | run | watch | compare | plot | report | ...`."""
 
 from __future__ import annotations
 
@@ -136,6 +136,24 @@ def _start(args: argparse.Namespace) -> int:
         found = measure(load_spec(path, args.set), episodes=args.episodes)
         print(as_text(found), flush=True)
     return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from gem_bench.run import STATUSES
+    from gem_bench.watch import watch
+
+    states = watch(
+        args.runs,
+        sys.stdout,
+        sys.stderr,
+        once=args.once,
+        as_json=args.json,
+        interval_s=args.interval,
+    )
+    statuses = {state.status for state in states}
+    if args.once or statuses == {"finished"}:
+        return 0
+    return STATUSES[statuses.pop()] if len(statuses) == 1 else 1
 
 
 def _sweep(args: argparse.Namespace) -> int:
@@ -322,6 +340,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     _limit_arguments(p).add_argument(
         "--resume", action="store_true", help="go on with the run in the folder where it ended"
+    )
+
+    p = _command(commands, "watch", _watch, "show runs in the terminal while they are written")
+    p.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    p.add_argument("--once", action="store_true", help="show what is there and end")
+    p.add_argument("--json", action="store_true", help="print a JSON object for each change")
+    p.add_argument(
+        "--interval",
+        type=_seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="between two looks (default: %(default)s)",
     )
 
     p = _command(commands, "start", _start, "make the model, print its success before training")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import shutil
 import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from gem.errors import RecordError
 from gem.json_lines import parse_as
+from gem_bench.following import Lines
 from gem_train.record import METRICS, read_metrics_line
 
-_RECENT = 10
+RECENT = 10
 """Iterations over which a shown value is averaged."""
 _LINES = 12
 """Approximate number of lines that a run prints without a terminal."""
@@ -32,8 +33,7 @@ class Tail:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / METRICS
-        self._file: int | None = None
-        self._offset = 0
+        self._lines = Lines(self._path)
         self._known: list[int] = []
         """A hash of each line that was read."""
 
@@ -41,33 +41,23 @@ class Tail:
         """Return the lines added since the last call, without an incomplete last line.
 
         Raises:
-            RecordError: A line is damaged.
+            RecordError: The file cannot be read, or a line is damaged.
         """
+        found: list[tuple[str, bytes]] = []
         kept: list[int] = []
-        try:
-            with self._path.open("rb") as file:
-                number = os.fstat(file.fileno()).st_ino
-                if number != self._file:
-                    self._file, self._offset = number, 0
-                    kept, self._known = self._known, []
-                file.seek(self._offset)
-                block = file.read()
-        except FileNotFoundError:
-            return []
-        whole = block[: block.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        lines = [line for line in whole.splitlines() if line.strip()]
-        found = list(map(hash, lines))
-        self._known += found
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(kept, found, strict=False))
-        fresh = lines[len(list(same)) :]
-        first = len(self._known) - len(fresh) + 1
+        while (block := self._lines.read()).size or block.again:
+            if block.again:
+                found, kept, self._known = [], [*kept, *self._known], []
+            found += block.lines
+        hashes = [hash(line) for _, line in found]
+        self._known += hashes
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(kept, hashes, strict=False))
         return [
             read_metrics_line(
-                parse_as(line, dict[str, Any], place := f"{self._path}, line {n}", RecordError),
-                place,
+                parse_as(line, dict[str, Any], f"{self._path}, {place}", RecordError),
+                f"{self._path}, {place}",
             )
-            for n, line in enumerate(fresh, first)
+            for place, line in found[len(list(same)) :]
         ]
 
 
@@ -91,7 +81,7 @@ class Progress:
         self._live = self._output.isatty()
         self._every = max(1, math.ceil(iterations / _LINES))
         self._began = time.monotonic()
-        self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
+        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._shown = 0
         self.done = done
         """Iterations recorded so far."""
@@ -143,29 +133,38 @@ class Progress:
         for label, key in (("success", "success_rate"), ("return", "return_mean")):
             parts.append(f"{label} {self._mean(key)}")
         parts.append(f"turns {self._mean('turns_mean', 1)}")
-        rate = self._tokens_per_s()
+        recent = list(self._recent)
+        rate = tokens_per_s(recent)
         parts.append(f"{rate:,.0f} tok/s" if rate is not None else "- tok/s")
         parts.append(f"{clock(elapsed)} elapsed")
-        per_iteration = self._seconds_per_iteration()
+        per_iteration = seconds_per_iteration(recent)
         if per_iteration is not None and self.done < self.iterations:
             parts.append(f"ETA {clock(per_iteration * (self.iterations - self.done))}")
         return "  ".join(parts)
 
     def _mean(self, key: str, digits: int = 3) -> str:
-        known = [line[key] for line in self._recent if line.get(key) is not None]
-        return f"{statistics.fmean(known):.{digits}f}" if known else "-"
+        mean = recent_mean(self._recent, key)
+        return "-" if mean is None else f"{mean:.{digits}f}"
 
-    def _seconds_per_iteration(self) -> float | None:
-        times = [line["time_s"] for line in self._recent]
-        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
-    def _tokens_per_s(self) -> float | None:
-        """Sampled tokens per second of wall time, updates included."""
-        first, *rest = self._recent
-        seconds = rest[-1]["time_s"] - first["time_s"] if rest else 0.0
-        if seconds <= 0:
-            return None
-        return float(sum(line.get("sampled_tokens") or 0 for line in rest)) / seconds
+def recent_mean(lines: Iterable[Mapping[str, Any]], metric: str) -> float | None:
+    """Return the mean of a metric over the lines that have it, None if none has."""
+    known = [line[metric] for line in lines if line.get(metric) is not None]
+    return statistics.fmean(known) if known else None
+
+
+def seconds_per_iteration(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean seconds between lines of training, None for fewer than two."""
+    times = [line["time_s"] for line in lines]
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+
+def tokens_per_s(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the sampled tokens per second of wall time, updates included; None if unknown."""
+    seconds = lines[-1]["time_s"] - lines[0]["time_s"] if lines else 0.0
+    if seconds <= 0:
+        return None
+    return float(sum(line.get("sampled_tokens") or 0 for line in lines[1:])) / seconds
 
 
 def clock(seconds: float) -> str:

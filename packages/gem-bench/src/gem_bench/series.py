@@ -188,11 +188,16 @@ def load_runs(folders: Sequence[Path]) -> list[Group]:
     Raises:
         RecordError: A folder holds no run, or no run has recorded anything.
     """
-    runs = [_read(folder) for folder in folders]
-    if not any(run.record.metrics for run in runs):
+    records = [read_run(folder) for folder in folders]
+    if not any(record.metrics for record in records):
         raise RecordError(f"nothing is recorded yet in {', '.join(map(str, folders))}")
+    return group_runs(records)
+
+
+def group_runs(records: Sequence[RunRecord]) -> list[Group]:
+    """Group the runs of records that were read, in the order given."""
     groups: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
+    for run in map(_run, records):
         groups[json.dumps([run.trainer, _settings(run)], sort_keys=True)].append(run)
     members = list(groups.values())
     named = labels([(m[0].trainer, _settings(m[0])) for m in members])
@@ -222,8 +227,7 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
     return out
 
 
-def _read(folder: Path) -> Run:
-    record = read_run(folder)
+def _run(record: RunRecord) -> Run:
     native = record.meta.get("hardware", {}).get("native", {}).get(record.meta.get("trainer"), {})
     given = {f"native.{key}": value for key, value in native.items()}
     return Run(record, flatten(record.meta.get("spec", {})) | given)

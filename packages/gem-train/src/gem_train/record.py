@@ -20,6 +20,7 @@ leaves a readable record.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -439,13 +440,23 @@ def read_run(folder: str | Path) -> RunRecord:
     run = folder / RUN
     if not run.exists() and not (folder / METRICS).exists():
         raise RecordError(f"{folder} holds no run: neither {RUN} nor {METRICS} is there")
-    meta = read_json(run, dict[str, Any]) if run.exists() else {}
+    meta = read_run_file(run) if run.exists() else {}
+    return RunRecord(folder, meta, _metrics(folder / METRICS))
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """Return a `run.json`, without `schema`.
+
+    Raises:
+        RecordError: It cannot be read, is damaged, or is of a newer schema.
+    """
+    meta: dict[str, Any] = read_json(path, dict[str, Any])
     # Half a surrogate pair, which JSON can spell, is in no text that can be printed or written.
     meta = json.loads(printable(json.dumps(meta, ensure_ascii=False)))
-    _check_schema(meta.get("schema", 0), str(run))
-    _check_meta(meta, str(run))
+    _check_schema(meta.get("schema", 0), str(path))
+    _check_meta(meta, str(path))
     meta.pop("schema", None)
-    return RunRecord(folder, meta, _metrics(folder / METRICS))
+    return meta
 
 
 _COUNTS = ("episodes", "failed_episodes", "recorded_episodes")
@@ -546,7 +557,7 @@ def read_episodes(
     for number, line in numbered_lines(path):
         place = f"{path}, line {number}"
         _check_schema(line.get("schema", 0), place)
-        try:
+        with _named(place):
             check(line, EpisodeLine)
             _check_place(line)
             key = (line["iteration"], line["split"])
@@ -556,17 +567,12 @@ def read_episodes(
                     f"{METRICS} has {known[key]} episodes of iteration {key[0]} of {key[1]}, and "
                     "this is one more; two runs were recorded into one folder"
                 )
-            if split is not None and line["split"] != split:
-                continue
-            if iterations is not None and line["iteration"] not in iterations:
-                continue
-            check(line, _EpisodeRest)
+        if split is not None and line["split"] != split:
+            continue
+        if iterations is not None and line["iteration"] not in iterations:
+            continue
+        with _named(place):
             record = _episode(line)
-        except WrongTypeError as error:
-            raise RecordError(f"{place} is damaged: {error}") from error
-        except (AttributeError, KeyError, TypeError, ConfigurationError) as error:
-            what = f"lacks {error}" if isinstance(error, KeyError) else f"is no episode: {error}"
-            raise RecordError(f"{place} {what}") from error
         if "sample" in record.notes:
             task = record.trajectory.task
             first = seen.setdefault((*key, task.seed, record.notes["sample"]), number)
@@ -576,6 +582,35 @@ def read_episodes(
                     f"already in line {first}; two evaluations were recorded into one folder"
                 )
         yield record
+
+
+def read_episode_line(line: dict[str, Any], place: str) -> EpisodeRecord:
+    """Return the episode of a line of `episodes.jsonl`.
+
+    Args:
+        line: The parsed line.
+        place: File and number of the line.
+
+    Raises:
+        RecordError: It is damaged or of a newer schema.
+    """
+    _check_schema(line.get("schema", 0), place)
+    with _named(place):
+        check(line, EpisodeLine)
+        _check_place(line)
+        return _episode(line)
+
+
+@contextlib.contextmanager
+def _named(place: str) -> Iterator[None]:
+    """Name the place of a line that is not an episode."""
+    try:
+        yield
+    except WrongTypeError as error:
+        raise RecordError(f"{place} is damaged: {error}") from error
+    except (AttributeError, KeyError, TypeError, ConfigurationError) as error:
+        what = f"lacks {error}" if isinstance(error, KeyError) else f"is no episode: {error}"
+        raise RecordError(f"{place} {what}") from error
 
 
 def _played(path: Path) -> dict[tuple[int, str], int]:
@@ -592,7 +627,8 @@ def _played(path: Path) -> dict[tuple[int, str], int]:
 
 
 def _episode(line: dict[str, Any]) -> EpisodeRecord:
-    """Make an episode of a checked line."""
+    """Make an episode of a line that is an `EpisodeLine`."""
+    check(line, _EpisodeRest)
     rows, taken = line.get("rows"), line.get("fingerprint")
     trajectory = Trajectory.from_dict(line["trajectory"])
     turns, advantages = trajectory.turns, line["advantages"]
