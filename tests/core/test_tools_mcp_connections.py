@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -268,8 +269,10 @@ class Answers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     answer: tuple[int, str, str] = (200, "application/json", "")
     calls = 0
+    tokens: set[str]
 
     def do_POST(self) -> None:
+        self.tokens.add(self.headers["Authorization"])
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         results = {
             "initialize": {
@@ -303,6 +306,18 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def serving(**answers: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the address of `Answers` and what its handler has noted."""
+    handler = type("Handler", (Answers,), {"tokens": set(), **answers})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/mcp", handler
+        finally:
+            server.shutdown()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -324,18 +339,31 @@ class Answers(BaseHTTPRequestHandler):
 def test_nor_is_what_a_proxy_or_a_broken_server_says_over_http_the_calls_fault(
     answer: tuple[int, str, str],
 ) -> None:
-    handler = type("Handler", (Answers,), {"answer": answer})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        tool = MCPTool(f"http://127.0.0.1:{server.server_port}/mcp", retries=0, timeout_s=5)
+    with serving(answer=answer) as (url, handler):
+        tool = MCPTool(url, retries=0, timeout_s=5)
         try:
             tool.reset()
             with pytest.raises(UnreachableError, match="MCP server 'server'"):
                 said(tool, "f")
         finally:
             tool.close()
-            server.shutdown()
-    assert handler.calls == 2
+        assert handler.calls == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_no_header_goes_through_a_proxy_to_this_machine(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as (url, direct), serving() as (proxy, relay):
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.removesuffix("/mcp"))
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        tool = MCPTool(url.replace("127.0.0.1", host), headers={"Authorization": "Bearer mine"})
+        tool.reset()
+        tool.close()
+    assert direct.tokens == {"Bearer mine"}
+    assert relay.tokens == set()
 
 
 @pytest.mark.parametrize(

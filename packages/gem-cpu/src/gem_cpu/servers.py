@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
+from gem.fetching import fetched
 from gem_cpu.platforms import engine_server
 from gem_train.processes import free_port
 
@@ -109,9 +109,9 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:
         if process.poll() is not None:
             raise ServerError(f"the server ended with status {process.returncode}")
         try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (OSError, urllib.error.URLError):
+            fetched(url, 5)
+            return
+        except (OSError, HTTPException):
             time.sleep(1)
     raise ServerError(f"{url} does not answer after {MODEL_TIMEOUT_S:g} s")
 

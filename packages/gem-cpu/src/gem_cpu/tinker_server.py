@@ -19,13 +19,13 @@ import sys
 import tarfile
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 
+from gem.fetching import fetched
 from gem_train.processes import free_port
 
 START_TIMEOUT_S = 180.0
@@ -126,10 +126,10 @@ class Server:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/healthz", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            fetched(f"{self.url}/api/v1/healthz", 2)
+        except (OSError, HTTPException):
             return False
+        return True
 
     def _tail(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]

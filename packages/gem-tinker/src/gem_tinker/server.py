@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import tinker
 from tinker.lib.base_url import DEFAULT_BASE_URL, resolve_base_url
 
 from gem.errors import ConfigurationError, RolloutError, UnreachableError
+from gem.fetching import fetched
 from gem_tinker.settings import Config
 from gem_train import sampling, settings
 
@@ -75,11 +76,10 @@ def reach(base_url: str | None) -> str:
     """
     url = str(resolve_base_url(base_url))
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=REACH_TIMEOUT_S):
-            pass
-    except urllib.error.HTTPError:
+        fetched(f"{url}/api/v1/healthz", REACH_TIMEOUT_S)
+    except HTTPError:
         pass  # it listens
-    except (OSError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(
             f"the Tinker server at {url} cannot be reached: {error}. Set TINKER_BASE_URL, or start "
             "one; without a GPU: python -m gem_cpu.tinker_server --model DIR -- COMMAND"

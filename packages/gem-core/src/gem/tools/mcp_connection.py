@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar
 
 from gem.errors import MissingExtraError
+from gem.fetching import is_local
 from gem.plugins import extra
 
 T = TypeVar("T")
@@ -220,6 +221,11 @@ class Connection:
             from mcp.shared._httpx_utils import create_mcp_http_client
 
             client = create_mcp_http_client(headers=dict(server.get("headers") or {}))
+            if is_local(server["url"]):
+                # No proxy reaches this machine; one would be sent the headers.
+                client = type(client)(
+                    headers=client.headers, timeout=client.timeout, trust_env=False
+                )
             await stack.enter_async_context(client)
             return streamable_http_client(server["url"], http_client=client)
         from mcp.client.stdio import StdioServerParameters, stdio_client
