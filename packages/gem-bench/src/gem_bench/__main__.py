@@ -156,6 +156,20 @@ def _watch(args: argparse.Namespace) -> int:
     return STATUSES[statuses.pop()] if len(statuses) == 1 else 1
 
 
+def _serve(args: argparse.Namespace) -> int:
+    from gem_bench.live import Live, serve
+
+    live = Live(args.runs, window=args.window, episodes=args.episodes, tokenizer=args.tokenizer)
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(
+            live,
+            host=args.host,
+            port=args.port,
+            ready=lambda address, _: print(f"{address}  (Ctrl-C ends it)", flush=True),
+        )
+    return 0
+
+
 def _sweep(args: argparse.Namespace) -> int:
     from gem_bench.run import STATUSES
     from gem_bench.sweep import Changes, read, sweep
@@ -352,6 +366,20 @@ def _parser() -> argparse.ArgumentParser:
         default=2.0,
         metavar="SECONDS",
         help="between two looks (default: %(default)s)",
+    )
+
+    p = _command(commands, "serve", _serve, "show runs on a live page in the browser")
+    _runs_arguments(p)
+    p.add_argument("--host", default="127.0.0.1", help="address (default: %(default)s)")
+    p.add_argument("--port", type=_integer(0), default=8765, help="0 is any (default: %(default)s)")
+    p.add_argument(
+        "--episodes",
+        type=_integer(1),
+        default=48,
+        help="last episodes of a run that are shown (default: %(default)s)",
+    )
+    p.add_argument(
+        "--tokenizer", type=Path, help="folder with tokenizer.json (default: the model's)"
     )
 
     p = _command(commands, "start", _start, "make the model, print its success before training")

@@ -25,7 +25,9 @@ from gem_train.record import EpisodeRecord
 
 _AT_ONCE = 8
 """Episodes shown of one iteration: neighbours, so that groups stay together."""
-_MOST_TOKENS = 200_000
+_MOST_POINTS = 2_000
+"""Most points of a curve; of a longer one each is the mean of its neighbours."""
+MOST_TOKENS = 200_000
 """Most tokens shown of one run, to keep the file small."""
 
 
@@ -87,25 +89,47 @@ def page(
         window: See `report`.
         tokenizer: See `report`.
     """
-    vocabularies = _Vocabularies(tokenizer)
-    episodes = [_episode(each, g, r, vocabularies, groups[g].runs[r]) for g, r, each in shown]
+    vocabularies = Vocabularies(tokenizer)
+    episodes = [shown_episode(each, g, r, vocabularies, groups[g].runs[r]) for g, r, each in shown]
     data = {
+        **curves_data(groups),
         "window": window,
         "axes": X_AXES,
         "metrics": METRICS,
         "rates": RATES,
-        "t": {n: t_quantile(n - 1) for n in range(2, 1 + max(len(g.runs) for g in groups))},
-        "groups": [_group(group, index) for index, group in enumerate(groups)],
         "vocabularies": vocabularies.used(),
         "episodes": episodes,
     }
-    page = {
+    return fill_page(parts, data)
+
+
+def curves_data(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return what the page's script needs of the runs: `groups` with their curves, and `t`."""
+    return {
+        "t": {
+            n: t_quantile(n - 1)
+            for n in range(2, 1 + max((len(g.runs) for g in groups), default=0))
+        },
+        "groups": [_group(group, index) for index, group in enumerate(groups)],
+    }
+
+
+def fill_page(parts: Mapping[str, str], data: Mapping[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        parts: HTML by name in the template `report.html`; `live` and `connect` may be left out.
+        data: What its script works with, JSON values.
+    """
+    filled = {
+        "live": "",
+        "connect": "",
         **parts,
         "css": _template("report.css"),
         "js": _template("report.js"),
-        "data": _json(data),
+        "data": as_json(data).replace("<", "\\u003c"),  # "<" could end the script element
     }
-    return _fill(_template("report.html"), page)
+    return _fill(_template("report.html"), filled)
 
 
 def save(path: Path, text: str) -> str:
@@ -123,7 +147,7 @@ def save(path: Path, text: str) -> str:
     return f"{path} ({path.stat().st_size / 1024:,.0f} kB)"
 
 
-class _Vocabularies:
+class Vocabularies:
     """Collects the tokens that occur in a report, once per tokenizer."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -157,6 +181,10 @@ class _Vocabularies:
             for tokens, used in zip(self._all, self._used, strict=True)
         ]
 
+    def forget(self) -> None:
+        """Forget which tokens occurred; vocabularies keep their numbers."""
+        self._used = [set() for _ in self._used]
+
 
 def _sample(run: Run, most: int) -> list[EpisodeRecord]:
     """Select episodes: neighbours from evenly spaced iterations, and the last evaluations."""
@@ -178,15 +206,24 @@ def _sample(run: Run, most: int) -> list[EpisodeRecord]:
     for record in [record for key in wanted for record in chosen[key]][:most]:
         turns = record.trajectory.turns
         tokens += sum(len(turn.context_ids) + len(turn.response_ids) for turn in turns)
-        if tokens > _MOST_TOKENS:
+        if tokens > MOST_TOKENS:
             break
         out.append(record)
     return sorted(out, key=lambda r: (r.split, r.iteration))
 
 
-def _episode(
-    record: EpisodeRecord, group: int, run: int, vocabularies: _Vocabularies, source: Run
+def shown_episode(
+    record: EpisodeRecord, group: int, run: int, vocabularies: Vocabularies, source: Run
 ) -> dict[str, Any]:
+    """Return an episode as the page shows it.
+
+    Args:
+        record: The episode.
+        group: Index of its group.
+        run: Index of its run in the group.
+        vocabularies: Where its tokens are noted.
+        source: Its run.
+    """
     t = record.trajectory
     # Where a server was asked with text, no tokens are known.
     has_tokens = any(turn.context_ids for turn in t.turns)
@@ -249,18 +286,18 @@ def _group(group: Group, index: int) -> dict[str, Any]:
         "runs": [
             {
                 "name": f"seed {run.seed}" if run.seed is not None else run.folder.name,
-                "splits": _splits(run),
+                "splits": run_splits(run),
             }
             for run in group.runs
         ],
     }
 
 
-def _splits(run: Run) -> dict[str, Any]:
+def run_splits(run: Run) -> dict[str, Any]:
     """Return the curves of a run; those of training's environments are `env:<name>`."""
     found = {}
     for split, curve in run.curves.items():
-        whole, parts = curve.divided()
+        whole, parts = curve.thinned(_MOST_POINTS).divided()
         found[split] = _curve(whole)
         found |= {f"env:{name}": _curve(part) for name, part in parts.items()}
     return found
@@ -289,9 +326,9 @@ def _picture(groups: Sequence[Group], window: int) -> str:
     return plot(groups, metrics=[metric], window=window) if metric is not None else ""
 
 
-def _json(data: Any) -> str:
-    # An unescaped "<" could end the script element around the data.
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+def as_json(data: Any) -> str:
+    """Return compact JSON, as browsers read it."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 def _template(name: str) -> str:

@@ -87,7 +87,11 @@ def numbers(comparison: Comparison) -> str:
 
 
 def numbers_table(
-    rows: Sequence[Sequence[str]], remarks: Sequence[str], *, dots: bool = False
+    rows: Sequence[Sequence[str]],
+    remarks: Sequence[str],
+    *,
+    dots: bool = False,
+    groups: Sequence[int | None] | None = None,
 ) -> str:
     """Return a table whose first row is its head, and remarks below.
 
@@ -95,15 +99,19 @@ def numbers_table(
         rows: Cells; the first of each row is its name.
         remarks: Lines of text.
         dots: Whether each row has the colour of a group.
+        groups: Group of each row, None where it has none; by default each row is one.
     """
     heading, *others = rows
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heading)
-    dot = '<i class="dot"></i>' if dots else ""
     body = []
-    for index, (label, *cells) in enumerate(others):
+    for (label, *cells), group in zip(others, groups or range(len(others)), strict=True):
+        dot = '<i class="dot"></i>' if dots and group is not None else ""
         name = f'<th scope="row">{dot}{escape(label)}</th>'
-        values = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        body.append(f'<tr class="g{index}">{name}{values}</tr>')
+        values = "".join(
+            f'<td data-label="{escape(title)}">{escape(cell)}</td>'
+            for title, cell in zip(heading[1:], cells, strict=True)
+        )
+        body.append(f'<tr class="g{group}">{name}{values}</tr>')
     notes = "".join(f"<li>{escape(line)}</li>" for line in remarks)
     return (
         f'<div class="scroll"><table class="numbers"><thead><tr>{head}</tr></thead>'
@@ -155,7 +163,10 @@ def _settings_table(
     body = []
     for name, *cells in rows:
         mark = ' class="differs"' if differing and name in differing else ""
-        values = "".join(f"<td>{cell}</td>" for cell in cells)
+        values = "".join(
+            f'<td data-label="{escape(label)}">{cell}</td>'
+            for label, cell in zip(labels, cells, strict=True)
+        )
         body.append(f'<tr{mark}><th scope="row"><code>{escape(name)}</code></th>{values}</tr>')
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'

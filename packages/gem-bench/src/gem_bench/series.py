@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
@@ -56,6 +57,29 @@ class Curve:
     def column(self, metric: str) -> list[float | None]:
         """Return a metric; None where the trainer did not record it."""
         return self.columns.get(metric, [None] * len(self.iterations))
+
+    def thinned(self, most: int) -> Curve:
+        """Return the curve with at most so many points.
+
+        Each point is the mean of as many neighbours as that takes, at the place of the last one;
+        points that a metric lacks do not count.
+        """
+        size = math.ceil(len(self.iterations) / most)
+        if size <= 1:
+            return self
+        ends = range(size, len(self.iterations) + size, size)
+        last = [min(end, len(self.iterations)) - 1 for end in ends]
+
+        def means(values: list[float | None]) -> list[float | None]:
+            blocks = [[v for v in values[end - size : end] if v is not None] for end in ends]
+            return [sum(block) / len(block) if block else None for block in blocks]
+
+        return Curve(
+            [self.iterations[i] for i in last],
+            [self.tokens[i] for i in last],
+            [self.seconds[i] for i in last],
+            {name: means(values) for name, values in self.columns.items()},
+        )
 
     def divided(self) -> tuple[Curve, dict[str, Curve]]:
         """Return the curve without metrics of single environments and opponents, and these."""

@@ -2,6 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
+const narrow = matchMedia("(max-width: 560px)");
 
 /** Create an element: el("p.hint", {title: "..."}, "text", child, ...). */
 function el(kind, attributes = {}, ...children) {
@@ -36,9 +37,7 @@ paint();
 
 // Learning curves.
 
-const view = { axis: "iteration", split: "train", window: data.window, shown: data.groups.map(() => true) };
-const splits = [...new Set(data.groups.flatMap((g) => g.runs.flatMap((r) => Object.keys(r.splits))))];
-if (!splits.includes(view.split)) view.split = splits[0];
+const view = { axis: "iteration", split: "train", window: data.window, shown: [] };
 
 /** Trailing mean over up to `window` points; [x, y] pairs in and out. */
 function smooth(points, window) {
@@ -107,19 +106,22 @@ function tickLabel(v) {
 }
 
 class Panel {
-  static width = 560; static height = 300; static left = 46; static right = 10; static top = 8; static bottom = 44;
+  // A narrow page gets a narrow picture, not a small one: its texts keep their size.
+  static get width() { return narrow.matches ? 360 : 560; }
+  static height = 300; static left = 46; static right = 10; static top = 8; static bottom = 44;
 
   constructor(metric, choices) {
     this.metric = metric;
     this.title = el("h3");
     this.root = el("div.panel", {}, this.title);
     if (choices) {
-      const select = el("select", { "aria-label": "Metric of this panel" });
-      for (const name of choices) select.append(new Option(data.metrics[name] || name, name));
-      select.addEventListener("change", () => { this.metric = select.value; this.draw(); });
-      this.title.append(select);
+      this.select = el("select", { "aria-label": "Metric of this panel" });
+      for (const name of choices) this.select.append(new Option(data.metrics[name] || name, name));
+      this.select.value = metric;
+      this.select.addEventListener("change", () => { this.metric = this.select.value; this.draw(); });
+      this.title.append(this.select);
     } else this.title.textContent = data.metrics[metric] || metric;
-    this.svg = svg("svg", { viewBox: `0 0 ${Panel.width} ${Panel.height}`, tabindex: 0, role: "img" });
+    this.svg = svg("svg", { tabindex: 0, role: "img" });
     this.root.append(this.svg);
     this.svg.addEventListener("pointermove", (e) => pointAt(this.fromPixel(e), this));
     this.svg.addEventListener("pointerleave", () => pointAt(null));
@@ -151,7 +153,8 @@ class Panel {
     const known = this.drawings.filter(Boolean);
     this.first = known[0];
     this.svg.replaceChildren();
-    this.root.hidden = !known.length && !this.title.querySelector("select");
+    this.svg.setAttribute("viewBox", `0 0 ${Panel.width} ${Panel.height}`);
+    this.root.hidden = !known.length && !this.select;
     this.svg.setAttribute("aria-label", this.describe());
     if (!known.length) { this.end = null; return; }
     const values = known.flatMap((d) => [d.mean, ...d.runs].flatMap((p) => p.map(([, y]) => y)).concat((d.band || []).flatMap(([, a, b]) => [a, b])));
@@ -163,7 +166,7 @@ class Panel {
       this.svg.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: this.py(y), y2: this.py(y) }));
       this.svg.append(svg("text", { x: left - 8, y: this.py(y) + 4, "text-anchor": "end" }, tickLabel(y)));
     }
-    for (const x of ticks(0, this.end, 7)) {
+    for (const x of ticks(0, this.end, narrow.matches ? 5 : 7)) {
       if (x > this.end * 1.001) continue;
       this.svg.append(svg("text", { x: this.px(x), y: height - bottom + 18, "text-anchor": "middle" }, tickLabel(x)));
     }
@@ -200,9 +203,10 @@ class Panel {
   }
 }
 
-let pointed = null;
+let pointed = null, pointedPanel = null;
 function pointAt(x, panel) {
   pointed = x;
+  pointedPanel = panel;
   panels.forEach((p) => p.mark(x));
   const tip = $("tooltip");
   tip.hidden = x === null || !panel || !panel.end;
@@ -220,17 +224,43 @@ function pointAt(x, panel) {
   tip.style.top = `${box.top + scrollY + 16}px`;
 }
 
-const recorded = [...new Set(data.groups.flatMap((g) => g.runs.flatMap((r) => Object.values(r.splits).flatMap((s) => Object.keys(s.columns)))))];
-const leading = ["success_rate", "return_mean", "turns_mean"].filter((m) => recorded.includes(m));
-const others = recorded.filter((m) => !leading.includes(m));
-const panels = leading.map((m) => new Panel(m));
-if (others.length) panels.push(new Panel(["entropy", "grad_norm", "loss"].find((m) => others.includes(m)) || others[0], others));
-for (const p of panels) {
-  $("panels").append(p.root);
-  const select = p.title.querySelector("select");
-  if (select) select.value = p.metric;
+const curves = () => data.groups.flatMap((g) => g.runs.flatMap((r) => Object.entries(r.splits)));
+const redraw = () => { panels.forEach((p) => p.draw()); pointAt(pointed, panels.find((p) => p === pointedPanel)); };
+let panels = [];
+let built = null;
+/** Make controls and panels for what is recorded, and keep what was chosen. */
+function build() {
+  const splits = [...new Set(curves().map(([name]) => name))];
+  const recorded = [...new Set(curves().flatMap(([, curve]) => Object.keys(curve.columns)))];
+  const key = JSON.stringify([splits, recorded, data.groups.map((g) => [g.label, g.runs.length])]);
+  if (key === built) { redraw(); return; }
+  built = key;
+  if (!splits.includes(view.split)) view.split = splits.includes("train") ? "train" : splits[0];
+  view.shown = data.groups.map((_, i) => view.shown[i] ?? true);
+  const leading = ["success_rate", "return_mean", "turns_mean"].filter((m) => recorded.includes(m));
+  const others = recorded.filter((m) => !leading.includes(m));
+  const chosen = panels.find((p) => p.select);
+  panels = leading.map((m) => new Panel(m));
+  if (others.length) {
+    const first = chosen && others.includes(chosen.metric) ? chosen.metric : ["entropy", "grad_norm", "loss"].find((m) => others.includes(m)) || others[0];
+    panels.push(new Panel(first, others));
+  }
+  $("panels").replaceChildren(...panels.map((p) => p.root));
+  $("split").replaceChildren(...splits.map((split) => new Option(split === "train" ? "training" : split.replace(/^eval:/, "evaluation: ").replace(/^env:/, "training: "), split)));
+  $("split").value = view.split;
+  $("split-label").hidden = splits.length < 2;
+  $("legend").replaceChildren(...data.groups.map((group, i) => {
+    const seeds = group.runs.length > 1 ? ` (${group.runs.length} seeds)` : "";
+    const button = el(`button.g${i}`, { type: "button", "aria-pressed": view.shown[i] }, el("i.dot"), group.label + seeds);
+    button.addEventListener("click", () => {
+      view.shown[i] = !view.shown[i];
+      button.setAttribute("aria-pressed", view.shown[i]);
+      redraw();
+    });
+    return button;
+  }));
+  redraw();
 }
-const redraw = () => panels.forEach((p) => p.draw());
 
 for (const [axis, name] of [["iteration", "Iteration"], ["tokens", "Tokens"], ["time", "Time"]]) {
   const button = el("button", { type: "button", "aria-pressed": axis === view.axis, title: data.axes[axis] }, name);
@@ -241,56 +271,48 @@ for (const [axis, name] of [["iteration", "Iteration"], ["tokens", "Tokens"], ["
   });
   $("axis").append(button);
 }
-for (const split of splits) $("split").append(new Option(split === "train" ? "training" : split.replace(/^eval:/, "evaluation: ").replace(/^env:/, "training: "), split));
-$("split").value = view.split;
-$("split-label").hidden = splits.length < 2;
 $("split").addEventListener("change", () => { view.split = $("split").value; redraw(); });
 const slider = $("smoothing");
 slider.value = view.window;
+narrow.addEventListener("change", redraw);
 const showWindow = () => { $("smoothing-value").textContent = view.window === 1 ? "off" : `${view.window} iterations`; };
 slider.addEventListener("input", () => { view.window = +slider.value; showWindow(); redraw(); });
 view.window = +slider.value;
 showWindow();
-data.groups.forEach((group, i) => {
-  const seeds = group.runs.length > 1 ? ` (${group.runs.length} seeds)` : "";
-  const button = el(`button.g${i}`, { type: "button", "aria-pressed": true }, el("i.dot"), group.label + seeds);
-  button.addEventListener("click", () => {
-    view.shown[i] = !view.shown[i];
-    button.setAttribute("aria-pressed", view.shown[i]);
-    redraw();
-  });
-  $("legend").append(button);
-});
-redraw();
+build();
 
 // Episodes.
 
-const episodes = data.episodes;
-episodes.forEach((e, index) => { e.index = index; });
+const newest = (a, b) => b.iteration - a.iteration || a.group - b.group || a.run - b.run || b.number - a.number;
+let episodes = data.live ? data.episodes.sort(newest) : data.episodes;
 let current = null;
 const runName = (e) => {
   const group = data.groups[e.group];
   return group.runs.length > 1 ? `${group.label}, ${group.runs[e.run].name}` : group.label;
 };
 const flags = (e) => e.turns.flatMap((t) => t.flags.filter((f) => f !== "success"));
-const fill = (select, entries) => {
-  for (const [value, name] of entries) select.append(new Option(name, value));
-};
 /** Fill a select with all and the values that occur; without a choice it is not shown. */
 function filter(id, entries) {
-  fill($(id), [["", "all"], ...entries]);
-  $(id).parentElement.hidden = entries.length < 2;
+  const select = $(id), chosen = select.value;
+  select.replaceChildren(...[["", "all"], ...entries].map(([value, name]) => new Option(name, value)));
+  select.value = entries.some(([value]) => String(value) === chosen) ? chosen : "";
+  select.parentElement.hidden = entries.length < 2;
 }
-filter("episode-run", [...new Map(episodes.map((e) => [`${e.group}.${e.run}`, runName(e)]))]);
-// An evaluation of its own has one iteration, and environments for that.
-const trained = episodes.some((e) => e.split === "train" || e.iteration);
-filter("episode-iteration", !trained ? [] : [...new Map(episodes.map((e) => [`${e.split} ${e.iteration}`, e]))]
-  .sort(([, a], [, b]) => (a.split === b.split ? a.iteration - b.iteration : a.split === "train" ? -1 : 1))
-  .map(([key, e]) => [key, e.split === "train" ? e.iteration : `${e.split.replace("eval:", "")} ${e.iteration}`]));
-filter("episode-env", trained ? [] : [...new Set(episodes.map((e) => e.env))].map((env) => [env, env]));
-filter("episode-end", [...new Set(episodes.map((e) => e.end))].map((end) => [end, end.replaceAll("_", " ")]));
-const coloured = episodes.some((e) => e.advantages || e.turns.some((t) => t.logprobs));
-$("episode-colour").parentElement.hidden = !coloured;
+let trained, coloured, advantageScale;
+/** Learn what occurs in the episodes, and offer it in the filters. */
+function survey() {
+  // An evaluation of its own has one iteration, and environments for that.
+  trained = episodes.some((e) => e.split === "train" || e.iteration);
+  coloured = episodes.some((e) => e.advantages || e.turns.some((t) => t.logprobs));
+  advantageScale = Math.max(0, ...episodes.flatMap((e) => (e.advantages || []).map(Math.abs))) || 1;
+  filter("episode-run", [...new Map(episodes.map((e) => [`${e.group}.${e.run}`, runName(e)]))]);
+  filter("episode-iteration", !trained ? [] : [...new Map(episodes.map((e) => [`${e.split} ${e.iteration}`, e]))]
+    .sort(([, a], [, b]) => (a.split === b.split ? a.iteration - b.iteration : a.split === "train" ? -1 : 1))
+    .map(([key, e]) => [key, e.split === "train" ? e.iteration : `${e.split.replace("eval:", "")} ${e.iteration}`]));
+  filter("episode-env", trained ? [] : [...new Set(episodes.map((e) => e.env))].map((env) => [env, env]));
+  filter("episode-end", [...new Set(episodes.map((e) => e.end))].map((end) => [end, end.replaceAll("_", " ")]));
+  $("episode-colour").parentElement.hidden = !coloured;
+}
 const place = (e) => (e.split === "train" ? `iteration ${e.iteration}` : trained ? `${e.split} ${e.iteration}`
   : `${e.env}, seed ${e.seed}${e.sample ? `, sample ${e.sample}` : ""}`);
 const outcome = (e) => (!e.valid ? "failed" : e.success ? "success" : "no success");
@@ -307,6 +329,9 @@ function wanted(e) {
 function list() {
   const shown = episodes.filter(wanted);
   const box = $("episode-list");
+  const seen = $(`episode-${current?.index}`);
+  const height = box.scrollTop && seen ? seen.offsetTop - box.scrollTop : null;
+  episodes.forEach((e, index) => { e.index = index; });
   box.replaceChildren(...shown.map((e) => {
     const index = e.index;
     const option = el(`div.g${e.group}`, { role: "option", id: `episode-${index}`, "aria-selected": false },
@@ -317,10 +342,19 @@ function list() {
     return option;
   }));
   if (!shown.length) box.append(el("p", {}, episodes.length ? "No episode matches." : "No episodes are recorded."));
-  select(shown.includes(current) ? current : shown[0]);
+  const next = shown.includes(current) ? current : shown[0];
+  // What is read stays as it is when others appear.
+  if (next && next === current && $("episode").hasChildNodes()) {
+    mark(next);
+    if (data.live) box.scrollTop = height === null ? 0 : $(`episode-${next.index}`).offsetTop - height;
+  } else select(next);
 }
 function select(e) {
   current = e;
+  mark(e);
+  show(e);
+}
+function mark(e) {
   for (const option of $("episode-list").querySelectorAll("[role=option]")) {
     const chosen = e && option.id === `episode-${e.index}`;
     option.setAttribute("aria-selected", chosen);
@@ -331,7 +365,6 @@ function select(e) {
       if (top < box.scrollTop || top + option.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
     }
   }
-  show(e);
 }
 $("episode-list").addEventListener("keydown", (event) => {
   const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
@@ -359,7 +392,6 @@ function pieces(ids, vocabulary) {
   });
   return out;
 }
-const advantageScale = Math.max(0, ...episodes.flatMap((e) => (e.advantages || []).map(Math.abs))) || 1;
 const tint = (v) => `--tint:var(${v >= 0 ? "--plus" : "--minus"});--a:${(0.08 + 0.72 * Math.min(1, Math.abs(v))).toFixed(3)}`;
 function colour(mode, advantage, logprob) {
   if (mode === "advantage" && advantage !== null) return tint(advantage / advantageScale);
@@ -414,4 +446,52 @@ function show(e) {
 }
 for (const id of ["episode-run", "episode-iteration", "episode-env", "episode-outcome", "episode-end"]) $(id).addEventListener("change", list);
 $("episode-colour").addEventListener("change", () => show(current));
+survey();
 list();
+
+// A page that follows runs asks for what is new.
+
+if (data.live) {
+  const { every } = data.live;
+  const say = (text, state = "") => { $("live").textContent = text; $("live").className = `live ${state}`; };
+  /** Take in what changed: all of it after a change of the runs, else what is new. */
+  const take = (update) => {
+    const whole = update.layout !== data.live.layout;
+    if (whole) {
+      current = null;
+      episodes = [];
+      view.shown = [];
+      data.groups = update.groups;
+      data.t = update.t;
+      data.vocabularies = [];
+      paint();
+    }
+    for (const { group, run, splits } of update.runs) data.groups[group].runs[run].splits = splits;
+    update.vocabularies.forEach((tokens, i) => { data.vocabularies[i] = Object.assign(data.vocabularies[i] || {}, tokens); });
+    const kept = episodes.filter((e) => e === current || e.number >= (update.first[`${e.group}.${e.run}`] ?? 0));
+    const changed = whole || update.episodes.length > 0;
+    episodes = [...update.episodes, ...kept].sort(newest);
+    for (const [id, html] of Object.entries(update.parts)) $(id).innerHTML = html;
+    data.live.layout = update.layout;
+    data.live.revision = update.revision;
+    if (whole || update.runs.length) build();
+    if (changed) { survey(); list(); }
+  };
+  const ask = async () => {
+    try {
+      const answer = await fetch(`data?layout=${data.live.layout}&since=${data.live.revision}`, { cache: "no-store" });
+      if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
+      const update = await answer.json();
+      take(update);
+      say(`${update.going ? "Live" : "All runs have ended"} · read at ${new Date().toLocaleTimeString("en-GB")}`, update.going ? "" : "ended");
+    } catch (error) {
+      say(`No new data: ${error.message}. Trying again.`, "lost");
+    }
+  };
+  const follow = async () => {
+    if (!document.hidden) await ask();
+    setTimeout(follow, every);
+  };
+  say("Live");
+  setTimeout(follow, every);
+}
