@@ -63,8 +63,20 @@ def levels(run: RunRecord) -> set[str]:
     return {finding.level for finding in judge(list(audit(run)))}
 
 
-def test_the_references_own_run_is_followed_exactly(recorded: Callable[..., RunRecord]) -> None:
-    audits = list(audit(recorded()))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer__schedule": "cosine", "optimizer__warmup": 1},
+        {"algorithm__clip_high": 0.3, "algorithm__ratio": "sequence", "algorithm__epochs": 2},
+        {"algorithm__whiten": True, "algorithm__reward_scale": 2.0},
+    ],
+    ids=["plain", "schedule", "sequence", "shaping"],
+)
+def test_the_references_own_run_is_followed_exactly(
+    settings: dict[str, Any], recorded: Callable[..., RunRecord]
+) -> None:
+    audits = list(audit(recorded(**settings)))
     assert judge(audits) == []
     assert len(telling(audits)) == 3
     for each in audits:

@@ -176,7 +176,7 @@ def test_gradient_checkpointing_computes_layers_again_without_dropout(
             calls[number] += 1
 
         trunk.layers[-1].self_attn.register_forward_hook(count)
-    learner.update(rows, zeros, zeros)
+    learner.update(rows, zeros, zeros, 0)
     assert calls == ([2, 2] if recomputed else [1, 1])
     assert not any(m.training for trunk in trunks for m in trunk.modules())
 
@@ -222,7 +222,7 @@ def test_loss_and_gradient_equal_a_naive_implementation(
     loss.backward()
     expected = {n: p.grad.clone() for n, p in naive.named_parameters()}
 
-    metrics = learner.update(training_rows(episodes), advantage, advantage)
+    metrics = learner.update(training_rows(episodes), advantage, advantage, 0)
     for name, parameter in learner.policy.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=2e-6)
     norm = math.sqrt(sum((g**2).sum().item() for g in expected.values()))
@@ -269,7 +269,7 @@ def test_a_correction_weighs_each_token_by_its_truncated_ratio(
     assert {p > most for *_, p in terms} == {True, False}
     halves = [[x for e, x, _ in terms if e * minibatches // 4 == k] for k in range(minibatches)]
     expected = sum(sum(half) / len(half) for half in halves) / minibatches
-    metrics = learner.update(training_rows(episodes), advantage, advantage)
+    metrics = learner.update(training_rows(episodes), advantage, advantage, 0)
     assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -282,7 +282,7 @@ def test_a_correction_needs_the_samplers_log_probabilities(
     episodes[0].turns = [replace(turn, logprobs=None) for turn in episodes[0].turns]
     zeros = [[0.0] * len(t.turns) for t in episodes]
     with pytest.raises(ConfigurationError, match=r"algorithm\.tis_clip"):
-        learner.update(training_rows(episodes), zeros, zeros)
+        learner.update(training_rows(episodes), zeros, zeros, 0)
 
 
 def spread(trajectory: Trajectory, per_turn: list[float]) -> list[float]:
@@ -314,7 +314,7 @@ def test_later_updates_on_a_batch_are_measured_against_the_policy_that_sampled(
     rows = training_rows(rollout(learner, spec, 6))
     before, _ = reference.token_statistics(learner.policy, rows, 1.0)
     advantage = [[1.0] * 4 for _ in range(6)]
-    metrics = learner.update(rows, advantage, advantage)
+    metrics = learner.update(rows, advantage, advantage, 0)
     old = torch.cat([row.old_logprobs for row in rows])
     torch.testing.assert_close(old, before.detach())
     assert metrics["clip_fraction"] > 0
@@ -357,6 +357,6 @@ def test_a_new_critic_values_everything_zero_and_moves_towards_the_returns(
     first = learner.values(rows, turns)
     assert first == [[0.0] * n for n in turns]
     target = [[1.0] * n for n in turns]
-    losses = [learner.update(rows, first, target)["value_loss"] for _ in range(5)]
+    losses = [learner.update(rows, first, target, 0)["value_loss"] for _ in range(5)]
     assert losses[0] == pytest.approx(0.5)
     assert losses[-1] < losses[0]

@@ -160,7 +160,7 @@ def test_failed_episodes_take_part_in_nothing(
     advantage = [e.advantages or [] for e in valid]
     flat = [a for row in advantage for a in row]
     assert sum(flat) == pytest.approx(0)
-    metrics = learner.update(rows, advantage, advantage)
+    metrics = learner.update(rows, advantage, advantage, 0)
     assert metrics["loss"] == pytest.approx(run.metrics[0]["loss"], abs=1e-7)
     assert metrics["grad_norm"] == pytest.approx(run.metrics[0]["grad_norm"], rel=1e-6)
 

@@ -135,8 +135,8 @@ def audit(
         again, drawn = logprobs(second, rows), recorded(rows)
         logprob_noise = max(logprob_noise, float((again - moments.logprob).abs().max()))
         turns = turn_advantages(spec.algorithm, episodes, state=learner.estimator_state)
-        replayed = learner.update(rows, *turns)
-        norm = second.update(rows, *turns)["grad_norm"]
+        replayed = learner.update(rows, *turns, iteration)
+        norm = second.update(rows, *turns, iteration)["grad_norm"]
         if replayed["grad_norm"]:
             grad_noise = max(grad_noise, abs(norm / replayed["grad_norm"] - 1))
         whole = spec.sampling.top_k == -1 and spec.sampling.top_p == 1

@@ -92,7 +92,7 @@ def gaps(
         drawn = recorded(rows)
         gap = None if drawn is None else logprobs(learner, rows).cpu() - drawn
         turns = turn_advantages(spec.algorithm, episodes, state=learner.estimator_state)
-        replayed = learner.update(rows, *turns)
+        replayed = learner.update(rows, *turns, iteration)
         yield Gap(
             iteration,
             sum(len(row.sampled) for row in rows),

@@ -297,7 +297,7 @@ class Learner:
         )
 
     def update(
-        self, rows: Sequence[Row], advantage: PerTurn, target: PerTurn, iteration: int = 0
+        self, rows: Sequence[Row], advantage: PerTurn, target: PerTurn, iteration: int
     ) -> Metrics:
         """Improve the policy, and the critic if there is one, on one batch.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, fields
-from operator import add
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -160,7 +159,10 @@ def turn_advantages(
     numbers = {part: number for number, part in enumerate(sorted(set(names)))}
     rewards = [shaping.rewards(episode.rewards) for episode in episodes]
     if added is not None:
-        rewards = [[*map(add, mine, more)] for mine, more in zip(rewards, added, strict=True)]
+        rewards = [
+            [reward + more for reward, more in zip(*turns, strict=True)]
+            for turns in zip(rewards, added, strict=True)
+        ]
     table = TurnTable.build(
         rewards,
         groups=[episode.group for episode in episodes],
@@ -173,6 +175,5 @@ def turn_advantages(
     if state is not None:
         state.clear()
         state.update(estimate.state)
-    return table.split(shaping.advantages(estimate.advantages, table)), table.split(
-        estimate.targets
-    )
+    advantages = shaping.advantages(estimate.advantages, table)
+    return table.split(advantages), table.split(estimate.targets)
