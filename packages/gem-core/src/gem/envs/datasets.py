@@ -358,12 +358,15 @@ class DatasetEnv(SingleTurnEnv):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}
 
-    def _require_winner(self, answers: list[str], right: Callable[[str], bool]) -> None:
-        """Raise `DataError` if no reply can win item `self.index`.
+    def _require_winner(self, answers: list[str], right: Callable[[str], bool]) -> str:
+        """Return the first of the recorded answers that a reply can give and that wins.
 
         Args:
             answers: Recorded answers, any of which is right.
             right: Whether an answer as it is read counts as one.
+
+        Raises:
+            DataError: No reply can win item `self.index`.
         """
         form = self.answer_format
         for answer in answers:
@@ -374,7 +377,7 @@ class DatasetEnv(SingleTurnEnv):
             with boundary("grader"):
                 wins = right(read)
             if wins:
-                return
+                return answer
         raise self._fault(
             self.answer_column,
             f"nobody can give the answer {answers[0]!r:.200} in the form {form.name!r}",

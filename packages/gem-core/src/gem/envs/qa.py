@@ -41,13 +41,7 @@ class QaEnv(DatasetEnv):
         super().__init__(source, **options)
 
     def _verify_item(self) -> None:
-        golds = self._golds()
-        known = set(golds)
-
-        def right(read: str) -> bool:
-            return read in known or grader.grade(read, golds).correct
-
-        self._require_winner(golds, right)
+        self._recorded_answer()
 
     def _golds(self) -> list[str]:
         value = self._cell(self._row(), self.answer_column, object)
@@ -67,7 +61,13 @@ class QaEnv(DatasetEnv):
         return self.action_rng.choice(self.guesses)
 
     def _recorded_answer(self) -> str:
-        return self._golds()[0]
+        golds = self._golds()
+        known = set(golds)
+
+        def right(read: str) -> bool:
+            return read in known or grader.grade(read, golds).correct
+
+        return self._require_winner(golds, right)
 
 
 def _words(gold: Any) -> str | None:
