@@ -237,6 +237,17 @@ def test_arguments_that_cannot_be_sent_are_told(echo: MCPTool, depth: int) -> No
     assert result.ok or "the arguments cannot be sent" in result.text or call.error
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_json_has_not_is_told_and_not_sent_as_none(
+    echo: MCPTool, number: str
+) -> None:
+    call = echo.parse(f'<tool_call>{{"name": "f", "arguments": {{"x": {number}}}}}</tool_call>')
+    assert call is not None
+    result = echo.execute(call)
+    assert not result.ok
+    assert "the arguments cannot be sent" in result.text
+
+
 @pytest.mark.parametrize("line", ["hello", "", "[1]", '"{"', "3", "\udcff"])
 def test_other_lines_of_a_server_are_no_answers(opened: Any, line: str) -> None:
     assert said(opened(LINE.format(line=line, sleep=0)), "f") == ToolResult("done", ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import math
 import os
 import threading
@@ -119,6 +120,7 @@ class Connection:
             _types().JSONRPCRequest(
                 jsonrpc="2.0", id=0, method="tools/call", params=params
             ).model_dump_json()
+            json.dumps(params, allow_nan=False)
         except ValueError as error:
             raise Refused(f"the arguments cannot be sent: {error}") from error
         try:
