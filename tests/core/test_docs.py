@@ -140,6 +140,17 @@ def test_make_targets_named_in_the_docs_exist() -> None:
             assert target in targets, f"{page.name}: make {target}"
 
 
+INSTALL = re.compile(r"pip install(?P<options>(?: +-\S+(?: +dist)?)*) +(?P<what>[^`\n&]*)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_packages_of_ours_are_installed_from_a_clone(page: Path) -> None:
+    """They are on no index, where anybody may take their names."""
+    for found in INSTALL.finditer(page.read_text()):
+        if re.search(r"(?<![\w/-])gem-[a-z]", found["what"]):
+            assert "--find-links dist" in found["options"], found[0]
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone")
 @pytest.mark.parametrize("written", ["runs/guess-trl/run.json", "evals/random-suite-smoke", "dist"])
 def test_what_the_commands_of_the_pages_write_is_ignored_by_git(written: str) -> None:
