@@ -11,6 +11,7 @@ TINKER := .venvs/tinker/bin/python
 RL2 := .venvs/rl2/bin/python
 ROLL := .venvs/roll/bin/python
 INSPECT := .venvs/inspect/bin/python
+TRACKERS := .venvs/trackers/bin/python
 BENCH := $(DEV) -m gem_bench
 PYTEST := -m pytest -q $(PYTEST_FLAGS)
 RUNS ?= runs
@@ -31,7 +32,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-inspect
+.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-inspect env-trackers
 env-core: ## A small environment without torch, for work on gem-core: .venvs/core/bin/python -m pytest tests/core
 	@$(VENVS) core
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
@@ -52,6 +53,8 @@ env-roll: ## Environment for a checkout of ROLL (GEM_ROLL_HOME), with vLLM, all 
 	@$(VENVS) roll
 env-inspect: ## Environment with inspect-ai, for gem-eval's bridge
 	@$(VENVS) inspect
+env-trackers: ## Environment with TensorBoard, trackio, Weights & Biases and MLflow, for gem-bench log
+	@$(VENVS) trackers
 
 # The product
 
@@ -111,7 +114,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect example-openrlhf example-oat example-tinker example-rl2
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2
 docs: env-dev ## Write the pages about environments, public modules and how trainers realise a RunSpec
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -177,6 +180,8 @@ test-rl2: env-rl2
 test-roll: $(if $(GEM_ROLL_HOME),env-roll,env-dev)
 	GEM_CPU=1 $(if $(GEM_ROLL_HOME),$(ROLL),$(DEV)) $(PYTEST) -rs --timeout 1200 -m "not slow and not nightly" tests/roll \
 	  tests/conformance/test_l0_roll.py
+test-trackers: env-trackers
+	$(TRACKERS) $(PYTEST) --timeout 1200 tests/bench/test_trackers.py
 test-inspect: env-inspect
 	$(INSPECT) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/inspect
 # GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
@@ -186,6 +191,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 learn: env-dev ## Four cheap learning curves end where the recorded ones did
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
 NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed test-trl-versions \
+  test-trackers \
   conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 .PHONY: $(filter nightly-%,$(NIGHTLY))

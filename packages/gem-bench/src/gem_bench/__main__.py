@@ -16,6 +16,7 @@ from gem.errors import GemError, MissingExtraError
 from gem.tables import flatten
 from gem_bench import __version__
 from gem_bench.runspec import load_hardware, load_spec
+from gem_bench.trackers import NAMES as TRACKERS
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 
@@ -102,9 +103,11 @@ def _fit(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from gem_bench.fit import check
     from gem_bench.run import run
+    from gem_bench.trackers.beside import Beside
     from gem_train.packed import VARIABLE
 
     hardware = _hardware(args)
+    loggers = Beside(args.log, args.out)
 
     def fits(spec: RunSpec) -> None:
         if args.no_fit_check or hardware.cpu:
@@ -114,18 +117,20 @@ def _run(args: argparse.Namespace) -> int:
             with contextlib.suppress(OSError):  # as at the end
                 print(f"gem-bench: {why}", file=sys.stderr, flush=True)
 
-    outcome = run(
-        _spec(args),
-        trainer=args.to,
-        run_dir=args.out,
-        hardware=hardware,
-        python=args.python,
-        overwrite=args.overwrite,
-        resume=args.resume,
-        timeout_s=args.timeout,
-        environment={} if args.record is None else {VARIABLE: args.record},
-        warned=fits,
-    )
+    with loggers:
+        outcome = run(
+            _spec(args),
+            trainer=args.to,
+            run_dir=args.out,
+            hardware=hardware,
+            python=args.python,
+            overwrite=args.overwrite,
+            resume=args.resume,
+            timeout_s=args.timeout,
+            environment={} if args.record is None else {VARIABLE: args.record},
+            warned=fits,
+            begun=loggers.start,
+        )
     return _ended(args.to, outcome)
 
 
@@ -154,6 +159,30 @@ def _watch(args: argparse.Namespace) -> int:
     if args.once or statuses == {"finished"}:
         return 0
     return STATUSES[statuses.pop()] if len(statuses) == 1 else 1
+
+
+def _log(args: argparse.Namespace) -> int:
+    from gem_bench.trackers.beside import ended
+    from gem_bench.trackers.follow import log
+
+    found = log(
+        args.run,
+        args.to,
+        project=args.project,
+        name=args.name,
+        once=args.once,
+        interval_s=args.interval,
+        say=lambda text: print(f"gem-bench log: {text}", file=sys.stderr, flush=True),
+        ended=ended() if args.until_eof else lambda: False,
+    )
+    where = (
+        f"{found.points:,} points sent"
+        if found.place is None
+        else f"{found.place}: {found.points:,} points sent"
+    )
+    with contextlib.suppress(OSError):  # the terminal or pipe may be closed
+        print(f"{args.to}: {where}", file=sys.stderr, flush=True)
+    return 0
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -350,6 +379,13 @@ def _parser() -> argparse.ArgumentParser:
         "all of a batch below 100 MB, else sample:16)",
     )
     p.add_argument(
+        "--log",
+        action="append",
+        choices=TRACKERS,
+        default=[],
+        help="send the metrics to a tracker while the run goes on; can be repeated",
+    )
+    p.add_argument(
         "--no-fit-check", action="store_true", help="start also what does not fit on the GPUs"
     )
     _limit_arguments(p).add_argument(
@@ -380,6 +416,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--tokenizer", type=Path, help="folder with tokenizer.json (default: the model's)"
+    )
+
+    p = _command(commands, "log", _log, "send a run's metrics to an experiment tracker")
+    p.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    p.add_argument("--to", required=True, choices=TRACKERS, help="the tracker")
+    p.add_argument(
+        "--project", default="gem", help="the tracker's project or experiment (default: gem)"
+    )
+    p.add_argument("--name", help="the tracker's name of the run (default: the folder's)")
+    p.add_argument("--once", action="store_true", help="send what is recorded and end")
+    p.add_argument(
+        "--interval",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="between two looks (default: %(default)s)",
+    )
+    p.add_argument(
+        "--until-eof", action="store_true", help="end when standard input is closed, too"
     )
 
     p = _command(commands, "start", _start, "make the model, print its success before training")

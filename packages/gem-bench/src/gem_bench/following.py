@@ -156,6 +156,8 @@ class Follower:
         """When the record was last written, in seconds since the epoch."""
         self._metrics = Lines(folder / METRICS)
         self._episodes = Lines(folder / EPISODES, newest=True)
+        self.replaced = 0
+        """How often the metrics were replaced, as a resumed run does, or removed."""
         self._seen: dict[tuple[int, str], str] = {}
         self._numbered = 0
         self._run_file: tuple[int, int, int] | None = None
@@ -214,6 +216,7 @@ class Follower:
         if block.again:
             self.metrics = []
             self._seen = {}
+            self.replaced += 1
         for place, content in block.lines:
             where = f"{self.folder / METRICS}, {place}"
             try:

@@ -72,6 +72,7 @@ def run(
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
     warned: Callable[[RunSpec], object] = lambda _: None,
+    begun: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Run `spec` with `trainer`.
 
@@ -91,6 +92,7 @@ def run(
         environment: Environment variables of the trainer, besides the launcher's.
         warned: Called with the experiment before the trainer is started, when its model is there;
             what it raises keeps the run from being started.
+        begun: Called when `run.json` says that the run is running, before the trainer is started.
 
     Raises:
         ConfigurationError: The run cannot be started with these arguments, or another process
@@ -99,7 +101,7 @@ def run(
     """
     if resume:
         earlier_run(run_dir)  # without one, no folder is made
-    plan = _Plan(spec, trainer, run_dir, hardware or Hardware(), python, warned)
+    plan = _Plan(spec, trainer, run_dir, hardware or Hardware(), python, warned, begun)
     with alone(run_dir):
         return _run(plan, overwrite, resume, timeout_s, environment or {})
 
@@ -114,6 +116,7 @@ class _Plan:
     hardware: Hardware
     python: Path | None
     warned: Callable[[RunSpec], object]
+    begun: Callable[[], object]
 
     def compile(self, spec: RunSpec) -> Compiled:
         """Return the trainer's command for the spec, whose model may be another."""
@@ -195,6 +198,7 @@ def _run(
     if resume:
         meta["resumed"] = [*earlier.get("resumed", []), {"iteration": None, "started": started}]
     recorder.start(meta)
+    plan.begun()
     outcome = _supervise(compiled, program, recorder, meta, timeout_s)
     if outcome.status != "finished" and given["hardware"]["checkpoint_every"] is not None:
         hint = "the same command with --resume goes on from its last checkpoint"

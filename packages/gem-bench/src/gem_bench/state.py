@@ -154,7 +154,15 @@ def _status(run: Follower, done: int, planned: int | None) -> str:
     if known is not None:
         return str(known)
     # A trainer that gem-bench did not start does not write how it ended.
-    return "finished" if planned is not None and done >= planned else "running"
+    complete = planned is not None and done >= planned and _evaluated(run, planned)
+    return "finished" if complete else "running"
+
+
+def _evaluated(run: Follower, planned: int) -> bool:
+    """Whether the evaluations after the last iteration are recorded."""
+    last = {line["split"]: line["iteration"] for line in run.metrics}
+    wanted = run.meta.get("spec", {}).get("eval", [])
+    return all(last.get(f"eval:{each.get('name')}", -1) >= planned for each in wanted)
 
 
 def _sum(lines: list[dict[str, Any]], metric: str) -> float:
