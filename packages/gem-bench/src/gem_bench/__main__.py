@@ -281,6 +281,21 @@ def _report(args: argparse.Namespace) -> int:
     return _write(args.out, html)
 
 
+def _export(args: argparse.Namespace) -> int:
+    from gem_bench.export import export
+
+    number = export(
+        args.runs,
+        args.to,
+        args.out,
+        rows=args.rows,
+        split=args.split,
+        overwrite=args.overwrite,
+    )
+    print(f"{args.out}: {number:,} {args.rows}s")
+    return 0
+
+
 def _audit(args: argparse.Namespace) -> int:
     from itertools import islice
 
@@ -501,6 +516,16 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--tokenizer", type=Path, help="folder with tokenizer.json (default: the model's)"
     )
+
+    p = _command(commands, "export", _export, "write episodes as Parquet or as a HF dataset")
+    p.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    p.add_argument("--to", required=True, choices=("parquet", "hf"), help="file, or folder")
+    p.add_argument("--out", type=Path, required=True, help="the file or folder")
+    p.add_argument(
+        "--rows", choices=("turn", "episode"), default="turn", help="(default: %(default)s)"
+    )
+    p.add_argument("--split", help="only train, or eval:<name> (default: all)")
+    p.add_argument("--overwrite", action="store_true", help="replace what is there")
 
     p = _command(
         commands, "audit", _audit, "replay a run's episodes through the reference, find differences"
