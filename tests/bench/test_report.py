@@ -243,8 +243,59 @@ def test_text_from_an_environment_cannot_break_the_page(make_run: Callable[..., 
 def test_parity_and_settings_are_in_the_report(runs: list[Path]) -> None:
     html = report(load_runs(runs))
     assert "verl fixes it" in html
-    assert "Settings matched everywhere: 1" in html
+    assert "Settings matched wherever they apply: 1" in html
     assert "<code>algorithm.gamma</code>" in html
+
+
+def test_what_a_trainer_does_not_have_is_no_fault_of_it(make_run: Callable[..., Path]) -> None:
+    folders = [make_run("reference"), make_run("verl"), make_run("trl")]
+    edit(folders[1], parity=[
+        {"name": "algorithm.gamma", "status": "matched", "how": "gamma"},
+        {"name": "hardware.engine.engines", "status": "matched", "how": "the number"},
+        {"name": "a remark", "status": "unmatched", "how": "of verl"},
+    ])  # fmt: skip
+    edit(folders[2], parity=[{"name": "hardware.device", "status": "matched", "how": "here"}])
+    html = report(load_runs(folders))
+    shown, _, folded = html.partition("<details><summary>Settings matched wherever they apply: 2")
+    none = '<span class="status none">–</span> does not apply'
+    unknown = '<span class="status unknown">unknown</span> not reported'
+
+    def cells(text: str, name: str) -> list[str]:
+        row = text.partition(f"<code>{name}</code></th>")[2].partition("</tr>")[0]
+        return [re.sub("<td[^>]*>", "", cell) for cell in row.split("</td>")[:3]]
+
+    # A setting of the hardware, and a remark, are of those that have them.
+    assert cells(folded, "hardware.engine.engines")[::2] == [none, none]
+    assert cells(shown, "a remark")[::2] == [none, none]
+    # Every adapter must say something of a setting of the experiment.
+    assert cells(shown, "algorithm.gamma")[2] == unknown
+    # The worst comes first.
+    assert shown.index("algorithm.gamma") < shown.index("a remark")
+
+
+def test_the_landmarks_of_a_recipe_are_lines_and_no_settings(
+    make_run: Callable[..., Path],
+) -> None:
+    folders = [make_run("reference"), make_run("reference", seed=1), make_run("verl")]
+    for folder in folders[:2]:
+        spec = json.loads((folder / "run.json").read_text())["spec"]
+        edit(folder, spec={**spec, "landmarks": {"random": 0.34, "oracle": 1.0}})
+    edit(folders[1], spec={**spec, "seed": 1, "landmarks": {"random": 0.34, "best": 0.9}})
+    groups = load_runs(folders)
+    assert [len(group.runs) for group in groups] == [2, 1]
+    assert "landmarks" not in "".join(groups[0].settings)
+    data = Page(report(groups)).data
+    assert data["landmarks"] == [["random", 0.34], ["best", 0.9], ["oracle", 1.0]]
+    picture = plot(groups, metrics=["success_rate", "turns_mean"])
+    assert picture.count('<line class="landmark"') == 3
+    assert ">random 0.34</text>" in picture
+    assert plot(groups, metrics=["turns_mean"]).count('<line class="landmark"') == 0
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    """Change entries of a `run.json`."""
+    meta = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**meta, **changes}))
 
 
 def test_byte_level_tokens_are_bytes_and_special_tokens_text(byte_model: Path) -> None:

@@ -93,6 +93,33 @@ def test_both_curves_are_drawn_and_the_console_stays_empty(browse: Any, html: st
     assert result["overflow"] <= 0
 
 
+def test_landmarks_are_drawn_where_training_succeeds_or_not(
+    browse: Any, make_run: Callable[..., Path]
+) -> None:
+    folder = make_run(names=("a", "b"))
+    meta = json.loads((folder / "run.json").read_text())
+    meta["spec"]["landmarks"] = {"random": 0.34, "oracle": 1.0}
+    (folder / "run.json").write_text(json.dumps(meta))
+    result, console = browse(
+        report(load_runs([folder])),
+        """
+        const panels = [...document.querySelectorAll(".panel svg")];
+        const texts = () => panels.map((svg) => [...svg.querySelectorAll("text.landmark")].map((t) => t.textContent));
+        const first = texts(), label = panels[0].getAttribute("aria-label");
+        const ys = [...panels[0].querySelectorAll("line.landmark")].map((l) => +l.getAttribute("y1"));
+        const split = document.getElementById("split");
+        split.value = "env:a"; split.dispatchEvent(new Event("change"));
+        return {first, label, ys, later: texts().flat()};
+        """,  # noqa: E501
+    )
+    assert console == []
+    assert result["first"][0] == ["random 0.34", "oracle 1"]
+    assert not any(result["first"][1:])
+    assert result["ys"][0] > result["ys"][1] > 0
+    assert result["label"].endswith("random: 0.34; oracle: 1")
+    assert result["later"] == []
+
+
 def test_pointing_at_a_panel_shows_the_values_of_both_trainers(browse: Any, html: str) -> None:
     result, console = browse(
         html,

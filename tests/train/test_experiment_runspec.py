@@ -16,6 +16,7 @@ import pytest
 from tables import table as full_table
 
 from gem.errors import ConfigurationError
+from gem.tables import parse_toml
 from gem.tasks import Task
 from gem_train.experiment import runspec
 from gem_train.experiment.hardware import Hardware
@@ -266,3 +267,16 @@ def test_a_spec_is_read_from_toml_or_json(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ConfigurationError, match=r"spec\.json: .*name"):
         RunSpec.read(path)
+
+
+def test_landmarks_are_rates_and_nothing_to_a_trainer() -> None:
+    data = {**parse_toml(RECIPE.read_text(), "recipe"), "landmarks": {"random": 0.25, "oracle": 1}}
+    spec = RunSpec.from_mapping(data)
+    assert spec.to_mapping()["landmarks"] == {"random": 0.25, "oracle": 1}
+    assert "landmarks" not in spec.settings()
+    assert RunSpec.from_mapping(spec.to_mapping()) == spec
+    del data["landmarks"]
+    assert "landmarks" not in RunSpec.from_mapping(data).to_mapping()
+    for wrong in (1.5, -0.1, "0.5", True, [0.5]):
+        with pytest.raises(ConfigurationError, match=r"landmarks\.x must be a success rate"):
+            RunSpec.from_mapping({**data, "landmarks": {"x": wrong}})

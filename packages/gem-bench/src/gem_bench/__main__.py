@@ -70,7 +70,7 @@ def _compile(args: argparse.Namespace) -> int:
     print(command_text(launch))
     for name in launch.files:
         print(f"\nneeds the file {run_dir / name} (`gem-bench run` writes it)")
-    print(f"\n{parity_text(flatten(spec.to_mapping()), launch.parity)}")
+    print(f"\n{parity_text(flatten(spec.settings()), launch.parity)}")
     return 0
 
 

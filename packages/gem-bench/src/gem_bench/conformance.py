@@ -91,7 +91,7 @@ def common_spec(reference: RunRecord, other: RunRecord) -> RunSpec:
                 "`gem-bench run` writes it"
             )
         specs.append(RunSpec.from_mapping(run.meta["spec"]))
-    mine, theirs = (flatten(spec.to_mapping()) for spec in specs)
+    mine, theirs = (flatten(spec.settings()) for spec in specs)
     differing = [
         f"{key} ({mine.get(key)!r} and {theirs.get(key)!r})"
         for key in dict.fromkeys([*mine, *theirs])

@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from html import escape
 
 from gem.errors import ConfigurationError
-from gem_bench.series import METRICS, TRAIN, X_AXES, Group, differences, labels, smooth
+from gem_bench.series import (
+    METRICS,
+    TRAIN,
+    X_AXES,
+    Group,
+    differences,
+    labels,
+    landmarks,
+    smooth,
+)
 from gem_bench.stats import over_runs
 
 COLORS = (
@@ -112,7 +121,8 @@ def plot(
                     f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
                 )
             name = title if value is None else value if len(metrics) == 1 else f"{value}: {title}"
-            drawn.append(_panel(drawings, metric, x, name))
+            marks = landmarks(members) if metric == "success_rate" else []
+            drawn.append(_panel(drawings, metric, x, name, marks))
     columns = len(metrics) if panels is None else min(len(drawn), _COLUMNS)
     inner = columns * (_WIDTH + _GAP) - _GAP
     legend, top = _legend(lines, inner)
@@ -232,7 +242,13 @@ def _line(x: list[float], y: Sequence[float | None]) -> Line:
     return Line([a for a, _ in points], [b for _, b in points])
 
 
-def _panel(drawings: Sequence[Drawing | None], metric: str, x: str, name: str) -> str:
+def _panel(
+    drawings: Sequence[Drawing | None],
+    metric: str,
+    x: str,
+    name: str,
+    marks: Sequence[tuple[str, float]],
+) -> str:
     shown = [d for d in drawings if d is not None]
     lines = [line for d in shown for line in [d.mean, *d.runs]]
     values = [y for line in lines for y in line.y] + [v for d in shown for v in d.low + d.high]
@@ -272,6 +288,10 @@ def _panel(drawings: Sequence[Drawing | None], metric: str, x: str, name: str) -
     for index, d in enumerate(drawings):
         if d is not None:
             out.append(f'<polyline class="mean g{index}" points="{path(d.mean.x, d.mean.y)}"/>')
+    for label, y in marks:
+        place = f'x1="{_LEFT}" x2="{_WIDTH}" y1="{py(y):.1f}" y2="{py(y):.1f}"'
+        out.append(f'<line class="landmark" {place}/>')
+        out.append(_text("tick", _WIDTH - 2, py(y) - 4, f"{label} {y:g}", "end"))
     return "".join(out)
 
 
@@ -309,12 +329,13 @@ def _style(groups: int) -> str:
     dark = "".join(f".g{i}{{--c:{COLORS[i % len(COLORS)][1]}}}" for i in range(groups))
     return (
         ".paper{fill:#fff}.name{fill:#1c2430;font-weight:600}.tick{fill:#5b6675;font-size:12px}"
-        ".grid{stroke:#e3e7ed}.mean{fill:none;stroke:var(--c);stroke-width:2.6;"
+        ".landmark{stroke:#5b6675;stroke-dasharray:2 4}.grid{stroke:#e3e7ed}"
+        ".mean{fill:none;stroke:var(--c);stroke-width:2.6;"
         "stroke-dasharray:var(--d);stroke-linejoin:round;stroke-linecap:round}"
         ".run{fill:none;stroke:var(--c);stroke-width:1;opacity:.35}"
         f".band{{fill:var(--c);opacity:.14}}{light}"
         "@media(prefers-color-scheme:dark){.paper{fill:#0f141b}.name{fill:#e6ebf2}"
-        f".tick{{fill:#9aa6b5}}.grid{{stroke:#26303d}}{dark}}}"
+        f".tick{{fill:#9aa6b5}}.landmark{{stroke:#9aa6b5}}.grid{{stroke:#26303d}}{dark}}}"
     )
 
 

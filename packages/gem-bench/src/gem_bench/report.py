@@ -18,7 +18,7 @@ from gem.errors import GemError
 from gem_bench import sections
 from gem_bench.compare import compare
 from gem_bench.plot import COLORS, RATES, dashes, plot
-from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run
+from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run, landmarks
 from gem_bench.stats import t_quantile
 from gem_bench.tokens import find_tokenizer, token_bytes
 from gem_train.record import EpisodeRecord
@@ -104,12 +104,13 @@ def page(
 
 
 def curves_data(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what the page's script needs of the runs: `groups` with their curves, and `t`."""
+    """Return what the page's script needs of the runs: `groups` with curves, `landmarks`, `t`."""
     return {
         "t": {
             n: t_quantile(n - 1)
             for n in range(2, 1 + max((len(g.runs) for g in groups), default=0))
         },
+        "landmarks": landmarks(groups),
         "groups": [_group(group, index) for index, group in enumerate(groups)],
     }
 

@@ -125,19 +125,22 @@ def parity(groups: Sequence[Group]) -> str:
     names = list(dict.fromkeys(name for known in reports for name in known))
     if not names:
         return "<p>No parity report is recorded.</p>"
-    names.sort(key=lambda name: min(_rank(known.get(name)) for known in reports))
+    cells = {
+        name: [_said(name, known, group) for known, group in zip(reports, groups, strict=True)]
+        for name in names
+    }
+    names.sort(key=lambda name: min(_RANKS.index(status) for status, _ in cells[name]))
     matched: list[list[str]] = []
     other: list[list[str]] = []
     for name in names:
-        row = [name, *(_parity_cell(known.get(name)) for known in reports)]
-        everywhere = all(_rank(known.get(name)) == STATUSES.index("matched") for known in reports)
-        (matched if everywhere else other).append(row)
+        settled = all(status in ("matched", _NONE) for status, _ in cells[name])
+        (matched if settled else other).append([name, *map(_parity_cell, cells[name])])
     labels = [group.label for group in groups]
     first = _settings_table(labels, other) if other else "<p>Everything is matched.</p>"
     if not matched:
         return first
     return (
-        f"{first}<details><summary>Settings matched everywhere: {len(matched)}</summary>"
+        f"{first}<details><summary>Settings matched wherever they apply: {len(matched)}</summary>"
         f"{_settings_table(labels, matched)}</details>"
     )
 
@@ -174,10 +177,23 @@ def _settings_table(
     )
 
 
-def _parity_cell(found: Parity | None) -> str:
-    status, how = (found.status, found.how) if found else ("unknown", "not reported")
-    return f'<span class="status {status}">{status}</span> {escape(how)}'
+_NONE = "none"
+_RANKS = ("unknown", *STATUSES, _NONE)
+"""Statuses of a cell, what a reader must see first."""
 
 
-def _rank(found: Parity | None) -> int:
-    return STATUSES.index(found.status) if found else 0
+def _said(name: str, known: Mapping[str, Parity], group: Group) -> tuple[str, str]:
+    """Return status and text of what a group's trainer says of a setting."""
+    if name in known:
+        return known[name].status, known[name].how
+    # An adapter reports every setting of the experiment. Of the hardware's settings it reports
+    # those that its trainer has, and remarks of another adapter are that trainer's.
+    if known and name not in group.settings:
+        return _NONE, "does not apply"
+    return "unknown", "not reported"
+
+
+def _parity_cell(found: tuple[str, str]) -> str:
+    status, how = found
+    shown = "–" if status == _NONE else status
+    return f'<span class="status {status}">{shown}</span> {escape(how)}'

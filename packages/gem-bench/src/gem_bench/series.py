@@ -205,6 +205,16 @@ class Group:
         """The trainer of the runs."""
         return self.runs[0].trainer
 
+    @property
+    def landmarks(self) -> dict[str, float]:
+        """Success rates that the recipe names, such as random play's."""
+        return {
+            name.removeprefix("landmarks."): value
+            for run in self.runs
+            for name, value in run.spec.items()
+            if name.startswith("landmarks.") and isinstance(value, int | float)
+        }
+
 
 def load_runs(folders: Sequence[Path]) -> list[Group]:
     """Read run folders and group them, in the order given.
@@ -226,6 +236,12 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     members = list(groups.values())
     named = labels([(m[0].trainer, _settings(m[0])) for m in members])
     return [Group(label, m, _common(m)) for label, m in zip(named, members, strict=True)]
+
+
+def landmarks(groups: Sequence[Group | None]) -> list[tuple[str, float]]:
+    """Return the landmarks of several groups, lowest first, each once."""
+    found = {each for group in groups if group is not None for each in group.landmarks.items()}
+    return sorted(found, key=lambda each: (each[1], each[0]))
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -261,7 +277,8 @@ def _settings(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.spec.items() if not _SEED.fullmatch(key)}
 
 
-_SEED = re.compile(r"(env\.([0-9]+\.)?)?seed")
+_SEED = re.compile(r"(env\.([0-9]+\.)?)?seed|landmarks\..*")
+"""What is no setting of a group."""
 
 
 def _common(runs: Sequence[Run]) -> dict[str, Any]:

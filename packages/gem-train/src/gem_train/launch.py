@@ -140,7 +140,7 @@ class Adapter:
             MissingExtraError: The trainer is missing.
             UnsupportedVersionError: The trainer is of an unsupported version.
         """
-        name, values = self.trainer, flatten(spec.to_mapping())
+        name, values = self.trainer, flatten(spec.settings())
         one = f"{name} trains one seat of a match; opponent=self lets the policy play the others"
         stateless = f"{name} keeps no state of an estimator from batch to batch; {NO_STATE}"
         seats = [] if self.all_seats else [key for key in values if key.endswith(".params.seat")]

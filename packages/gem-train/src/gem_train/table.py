@@ -370,10 +370,10 @@ def keys() -> tuple[str, ...]:
     """Return every key: of the RunSpec, and of the hardware with `hardware.` before it.
 
     The keys of an array of tables have no number (`eval.every`). A free table, such as the
-    parameters of an environment, is one key.
+    parameters of an environment, is one key. `landmarks` is nothing to a trainer.
     """
     hardware = (f"hardware.{key}" for key in _keys(Hardware) if key != "native")
-    return (*_keys(RunSpec), *hardware)
+    return (*(key for key in _keys(RunSpec) if key != "landmarks"), *hardware)
 
 
 def key_of(name: str) -> str:
@@ -414,7 +414,7 @@ def below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def _values(run: Run) -> dict[str, Any]:
     """Return the values of all keys, flattened; free tables that are empty are left out."""
     hardware = {**run.hardware.to_mapping(), "native": {}}
-    return flatten({**run.spec.to_mapping(), "hardware": hardware})
+    return flatten({**run.spec.settings(), "hardware": hardware})
 
 
 def _keys(part: type[Any], prefix: str = "") -> Iterator[str]:

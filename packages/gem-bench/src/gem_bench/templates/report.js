@@ -159,6 +159,8 @@ class Panel {
     if (!known.length) { this.end = null; return; }
     const values = known.flatMap((d) => [d.mean, ...d.runs].flatMap((p) => p.map(([, y]) => y)).concat((d.band || []).flatMap(([, a, b]) => [a, b])));
     if (data.rates.includes(this.metric)) values.push(0, 1);
+    // Of the training's tasks, before a schedule changes them.
+    const landmarks = this.metric === "success_rate" && view.split === "train" ? data.landmarks : [];
     this.ys = ticks(values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)), 6);
     this.end = Math.max(...known.map((d) => d.mean.at(-1)[0])) || 1;
     const { width, height, left, right, bottom } = Panel;
@@ -179,11 +181,16 @@ class Panel {
     });
     each((d, i) => d.runs.forEach((r) => this.svg.append(svg("polyline", { class: `run g${i}`, points: this.path(r) }))));
     each((d, i) => this.svg.append(svg("polyline", { class: `mean g${i}`, points: this.path(d.mean) })));
+    for (const [name, value] of landmarks) {
+      this.svg.append(svg("line", { class: "landmark", x1: left, x2: width - right, y1: this.py(value), y2: this.py(value) }));
+      this.svg.append(svg("text", { class: "landmark", x: width - right - 2, y: Math.max(this.py(value) - 4, 10), "text-anchor": "end" }, `${name} ${short(value)}`));
+    }
     this.cross = svg("g");
     this.svg.append(this.cross);
   }
   describe() {
     const lines = this.drawings.map((d, i) => d && `${data.groups[i].label}: ${short(d.mean[0][1])} to ${short(d.mean.at(-1)[1])}`);
+    if (this.metric === "success_rate" && view.split === "train") lines.push(...data.landmarks.map(([name, value]) => `${name}: ${short(value)}`));
     return `${data.metrics[this.metric] || this.metric} over ${data.axes[view.axis]}. ${lines.filter(Boolean).join("; ")}`;
   }
   /** The nearest drawn point of each group at x. */
@@ -463,6 +470,7 @@ if (data.live) {
       view.shown = [];
       data.groups = update.groups;
       data.t = update.t;
+      data.landmarks = update.landmarks;
       data.vocabularies = [];
       paint();
     }

@@ -163,6 +163,14 @@ class TrainingPart:
     )
 
 
+def _check_landmarks(landmarks: Mapping[str, Any]) -> None:
+    for name, value in landmarks.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ConfigurationError(
+                f"landmarks.{name} must be a success rate from 0 to 1, got {value!r}"
+            )
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """Everything that defines a learning problem and nothing about a trainer."""
@@ -176,6 +184,11 @@ class RunSpec:
     sampling: SamplingPart = field(default_factory=SamplingPart)
     eval: tuple[EvalPart, ...] = ()
     seed: int = setting("seed of sampling and of newly made weights", 0, least=0)
+    landmarks: Mapping[str, float] = setting(
+        "success rates to compare with, such as random play's; lines in the report, and nothing "
+        "to a trainer",
+        {},
+    )
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RunSpec:
@@ -192,6 +205,7 @@ class RunSpec:
                 f"training.tasks * training.group_size = {spec.episodes}, got "
                 f"{spec.algorithm.minibatches}"
             )
+        _check_landmarks(spec.landmarks)
         spec._check_loss()
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
@@ -228,6 +242,14 @@ class RunSpec:
             defaults = asdict(EnvPart(self.env[0].id))
             always = ("id", "params", "seed")
             found["env"] = {k: v for k, v in env.items() if k in always or v != defaults[k]}
+        if not self.landmarks:
+            del found["landmarks"]
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """Return `to_mapping` without what describes the experiment only: `landmarks`."""
+        found = self.to_mapping()
+        found.pop("landmarks", None)
         return found
 
     @property
