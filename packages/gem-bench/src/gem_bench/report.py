@@ -62,7 +62,7 @@ def report(
         "kind": "comparison of runs",
         "training": "",
         "summary": sections.summary(groups),
-        "cards": sections.cards(comparison.rows),
+        "cards": sections.cards(comparison),
         "table": sections.numbers(comparison),
         "parity": sections.parity(groups),
         "settings": sections.settings(groups),

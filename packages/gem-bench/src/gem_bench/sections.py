@@ -50,9 +50,10 @@ def _environment(settings: Mapping[str, Any], prefix: str) -> str:
     return f"{settings[f'{prefix}id']}" + (f" ({', '.join(given)})" if given else "")
 
 
-def cards(rows: Sequence[Row]) -> str:
+def cards(comparison: Comparison) -> str:
     """Show each group's final success and what it cost."""
-    return "".join(_card(row, index) for index, row in enumerate(rows))
+    what = f"final success (last {comparison.window} iterations)"
+    return "".join(_card(row, index, what) for index, row in enumerate(comparison.rows))
 
 
 def card(index: int, label: str, estimate: Estimate | None, what: str, facts: Sequence[str]) -> str:
@@ -70,7 +71,7 @@ def card(index: int, label: str, estimate: Estimate | None, what: str, facts: Se
     )
 
 
-def _card(row: Row, index: int) -> str:
+def _card(row: Row, index: int, what: str) -> str:
     facts = [
         f"best {row.best:.3f}" if row.best is not None else "",
         f"{row.episodes:,.0f} episodes",
@@ -78,7 +79,7 @@ def _card(row: Row, index: int) -> str:
         f"{number(row.iteration_s, 2)} s/iteration" if row.iteration_s is not None else "",
         f"{len(row.folders)} runs" if len(row.folders) > 1 else "",
     ]
-    return card(index, row.label, row.final, "final success", facts)
+    return card(index, row.label, row.final, what, facts)
 
 
 def numbers(comparison: Comparison) -> str:
