@@ -66,12 +66,14 @@ demo-verl: TRAINER = verl
 demo-verl: env-dev env-verl ## The same in real verl, with Ray and vLLM
 	$(demonstration)
 
+# Two runs at a time: the greedy experiment, in which both trainers must agree, then the sampled one.
 define demonstration
-$(BENCH) run recipes/guess-easy.toml --to reference --cpu --overwrite --out $(RUNS)/demo/reference --set policy.model=$(MODEL)
-$(BENCH) run recipes/guess-easy.toml --to $(TRAINER) --cpu --overwrite --out $(RUNS)/demo/$(TRAINER) --set policy.model=$(MODEL)
-$(BENCH) compare $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER)
-$(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER) --out $(RUNS)/demo/report.html
-$(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER) --out $(RUNS)/demo/curves.svg
+@rm -rf $(RUNS)/demo
+$(BENCH) sweep recipes/sweeps/demo.toml --cpu --out $(RUNS)/demo --jobs $(JOBS) --every 15 --to reference,$(TRAINER) --set policy.model=$(MODEL)
+$(BENCH) compare $(RUNS)/demo/guess-easy-greedy-*/
+$(BENCH) compare $(RUNS)/demo/guess-easy-reference-*/ $(RUNS)/demo/guess-easy-$(TRAINER)-*/
+$(BENCH) report $(RUNS)/demo/*/ --out $(RUNS)/demo/report.html
+$(BENCH) plot $(RUNS)/demo/guess-easy-reference-*/ $(RUNS)/demo/guess-easy-$(TRAINER)-*/ --out $(RUNS)/demo/curves.svg
 endef
 
 # What is finished in the folder is not run again.

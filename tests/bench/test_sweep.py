@@ -128,7 +128,7 @@ def test_an_interrupted_sweep_ends_its_runs_and_goes_on_with_them(
     hardware = write(tmp_path / "saved.toml", 'device = "cpu"\ncheckpoint_every = 1\n')
     out = tmp_path / "out"
     again = ["sweep", path, "--out", out, "--hardware", hardware, "--jobs", "1"]
-    process = gem_bench(*again)
+    process = gem_bench(*again, "--every", "0.01")
     [hangs] = [run.name for run in read([path]) if "hang" in run.name]
     hanging = out / hangs / "hanging"
     deadline = time.monotonic() + 60
@@ -138,6 +138,7 @@ def test_an_interrupted_sweep_ends_its_runs_and_goes_on_with_them(
     process.send_signal(signal.SIGINT)
     code, said, err = finish(process)
     assert (code, said) == (130, "2 interrupted\n"), err
+    assert f"sweep: {hangs}  " in err
     with pytest.raises(ProcessLookupError):
         os.kill(int(hanging.read_text()), 0)
     code, said, err = finish(gem_bench(*again))

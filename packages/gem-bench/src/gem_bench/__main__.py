@@ -215,6 +215,7 @@ def _sweep(args: argparse.Namespace) -> int:
         arguments=where if args.timeout is None else [*where, "--timeout", str(args.timeout)],
         jobs=args.jobs,
         say=lambda line: print(f"sweep: {line}", file=sys.stderr, flush=True),
+        every_s=args.every,
     )
     ended = list(statuses.values())
     print(", ".join(f"{ended.count(each)} {each}" for each in STATUSES if each in ended))
@@ -470,6 +471,13 @@ def _parser() -> argparse.ArgumentParser:
     _set_argument(p)
     _hardware_argument(p)
     p.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="end a run after that")
+    p.add_argument(
+        "--every",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="between two lines about a run (default: %(default)s)",
+    )
     p.add_argument("--list", action="store_true", help="print the runs' names, run nothing")
 
     p = _command(commands, "compare", _compare, "compare runs in a table")

@@ -22,10 +22,12 @@ from typing import Any
 
 from gem.errors import ConfigurationError, RecordError
 from gem.tables import build, filled, setting
+from gem_bench.following import Follower
 from gem_bench.progress import clock
 from gem_bench.resuming import check_begun_alike
 from gem_bench.run import STATUSES, signals_collected
 from gem_bench.runspec import load_spec, read_toml
+from gem_bench.state import State
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.record import RUN, read_run
@@ -111,6 +113,7 @@ def sweep(
     arguments: Sequence[str],
     jobs: int,
     say: Callable[[str], None],
+    every_s: float = 60.0,
 ) -> dict[str, str]:
     """Run what is not finished; return the status of each run by its name.
 
@@ -124,7 +127,8 @@ def sweep(
         hardware: What each run is given.
         arguments: Which say so to `gem-bench run`, and further ones.
         jobs: Most runs at a time.
-        say: Called with a line when a run begins or ends.
+        say: Called with a line when a run begins or ends, and with the state of each run.
+        every_s: Seconds between two states of a run.
 
     Raises:
         ConfigurationError: A folder holds another run than the planned one; nothing was started.
@@ -136,6 +140,8 @@ def sweep(
     if done:
         say(f"{len(done)} of {len(planned)} runs are finished already")
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+    followed: dict[str, Follower] = {}
+    told = time.monotonic()
     with ExitStack() as stack:
         received = stack.enter_context(signals_collected())
         stack.callback(_end, running)
@@ -146,10 +152,16 @@ def sweep(
                     break
                 process = _start(run, out, hardware, arguments)
                 running[run.name] = process, time.monotonic()
+                followed[run.name] = Follower(out / run.name)
                 say(f"{run.name}: begins ({len(statuses) + len(running)} of {len(planned)})")
             if not running or received:
                 break
             time.sleep(_POLL_S)
+            if time.monotonic() - told >= every_s:
+                told = time.monotonic()
+                for name in running:
+                    followed[name].poll_all()
+                    say(State.of(followed[name]).line())
             for name, (process, began) in list(running.items()):
                 code = process.poll()
                 if code is not None:
