@@ -157,7 +157,9 @@ def _multiples(
         )
     panels: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        panels[str(group.settings.get(setting))].append(group)
+        value = group.settings.get(setting)
+        short = setting.rpartition(".")[2]
+        panels[value if isinstance(value, str) else f"{short} {value}"].append(group)
     inside = {
         key: None for each in panels.values() for key in differences([g.settings for g in each])
     }
