@@ -187,7 +187,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
         [sys.executable, "-m", "pytest", "-q", "--junit-xml=found.xml"],
         cwd=folder,
         capture_output=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     return {
