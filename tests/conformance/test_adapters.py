@@ -128,9 +128,44 @@ def test_the_reference_would_have_made_the_same_of_a_sampled_run(
 ) -> None:
     settings = [*SETTINGS, "training.iterations=6", "optimizer.lr=1e-4"]
     folder = run(trainer, tmp_path / "run", SAMPLED, *settings)
-    adapter = beginning(folder, tmp_path / "adapter")
+    check_sampled(folder, tmp_path / "adapter")
+    keep(trainer, "sampled audit")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "extra"),
+    [
+        ("trl", 2),
+        pytest.param("trl", 0, marks=pytest.mark.nightly),
+        pytest.param("tinker", 2, marks=pytest.mark.nightly),
+    ],
+)
+def test_dynamic_sampling_trains_on_the_groups_that_the_reference_chooses(
+    trainer: str, extra: int, run: Run, tmp_path: Path
+) -> None:
+    size = ["training.group_size=4", f"training.extra_batches={extra}", "training.iterations=6"]
+    settings = [*SETTINGS, *size, "algorithm.advantage=grpo", "optimizer.lr=1e-4"]
+    folder = run(trainer, tmp_path / "run", SAMPLED, *settings)
+    check_sampled(folder, tmp_path / "adapter")
+    episodes = list(read_run(folder).episodes())
+    for line in read_run(folder).metrics:
+        played = [e for e in episodes if e.iteration == line["iteration"]]
+        groups: dict[int, list[float]] = {}
+        for episode in played:
+            groups.setdefault(episode.trajectory.group, []).append(episode.trajectory.total_reward)
+        different = [group for group, returns in groups.items() if len(set(returns)) > 1]
+        trained = {episode.trajectory.group for episode in played if episode.rows}
+        assert trained == set(different[:16])
+        assert line["played_groups"] == len(groups)
+        assert line["equal_groups"] == len(groups) - len(different)
+        enough = [len(different) >= 16, len(groups) == 16 * (1 + extra)]
+        assert any(enough)
+
+
+def check_sampled(folder: Path, unpacked: Path) -> None:
+    """Audit a run of six iterations, with the adapter that it began with."""
+    adapter = beginning(folder, unpacked)
     audits = list(audit(read_run(folder), lora_init=str(adapter)))
     assert len(audits) == 6
     found = judge(audits)
     assert not found, "\n".join([*lines(audits), *map(str, found)])
-    keep(trainer, "sampled audit")

@@ -60,6 +60,11 @@ SPEC = {
         ("optimizer", {"min_lr_ratio": 0.1}, r"optimizer\.min_lr_ratio: means nothing"),
         ("algorithm", {"dual_clip": 1.2}, r"algorithm\.dual_clip must be above .* 1\.2, got 1\.2"),
         ("algorithm", {"dual_clip": 3.0, "loss": "cispo"}, r"algorithm\.dual_clip: is of"),
+        (
+            "training",
+            {"extra_batches": 1},
+            r"extra_batches: .*group_size must be 2",
+        ),
         ("algorithm", {"group_std": False}, r"algorithm\.group_std: means nothing to .* 'rebn'"),
     ],
 )

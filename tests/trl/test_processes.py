@@ -20,6 +20,7 @@ import pytest
 import tomllib
 
 from gem_bench.adapters import compile_launch
+from gem_bench.audit import audit, judge
 from gem_train.experiment.hardware import CPU as ON_CPU
 from gem_train.experiment.runspec import RunSpec
 from gem_train.record import EpisodeRecord, read_run
@@ -119,6 +120,24 @@ def test_two_processes_train_as_one_does(
     assert done.returncode == 0, done.stderr[-4000:]
     check_equal(alone, tmp_path / "run")
     keep("trl", "two ranks")
+
+
+@pytest.mark.nightly
+def test_two_processes_share_the_groups_that_dynamic_sampling_leaves(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    """A process may train on episodes that the other one played."""
+    sampled = json.loads(json.dumps(spec))
+    sampled["algorithm"] |= {"advantage": "grpo"}
+    sampled["optimizer"] |= {"lr": 1e-4}
+    sampled["sampling"] = {}
+    sampled["training"] |= {"tasks": 6, "group_size": 4, "extra_batches": 2}
+    done = run(tmp_path / "run", sampled, 2)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = read_run(tmp_path / "run")
+    metrics = [line for line in found.metrics if line["split"] == "train"]
+    assert sum(line["equal_groups"] for line in metrics) > 0
+    assert not judge(list(audit(found)))
 
 
 @pytest.mark.parametrize("processes", [2, 3])

@@ -27,10 +27,23 @@ def test_evaluations_are_sampled_at_their_temperature(make_trainer: Callable[...
 
 def test_a_failed_episode_is_one_token_that_is_not_trained_on() -> None:
     batch = golden_batch()
-    found = columns(batch, stop_id=2)
+    found = columns(batch, 2, [True] * len(batch))
     masks, returns = found["env_mask"], found["episode_return"]
     assert masks is not None and returns is not None
     assert [sum(mask) for mask in masks] == [t.sampled_tokens if t.valid else 0 for t in batch]
     assert not batch[7].valid
     assert [(found[name] or [])[7] for name in ("prompt_ids", "completion_ids")] == [[2], [2]]
     assert (masks[7], returns[7]) == ([0], None)
+
+
+def test_an_episode_that_is_left_out_is_the_same() -> None:
+    batch = golden_batch()
+    trained = [index % 2 == 0 for index in range(len(batch))]
+    found = columns(batch, 2, trained)
+    masks, returns = found["env_mask"], found["episode_return"]
+    assert masks is not None and returns is not None
+    for trajectory, counts, mask, value in zip(batch, trained, masks, returns, strict=True):
+        if not counts:
+            assert (mask, value) == ([0], None)
+        elif trajectory.valid:
+            assert (sum(mask), value) == (trajectory.sampled_tokens, trajectory.total_reward)

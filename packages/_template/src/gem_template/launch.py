@@ -144,6 +144,7 @@ TABLE = Table(
         "optimizer.weight_decay": Fixed(0.0, "fake-trainer has no weight decay"),
         "optimizer.grad_clip": Copied("grad_clip"),
         **entries.SYNCHRONOUS,
+        **entries.PLAYED_ONCE,
         "training.iterations": Copied("steps"),
         "training.tasks": Copied("prompts"),
         "training.group_size": (Copied("samples"), entries.GROUPED),

@@ -31,7 +31,7 @@ from gem.errors import ConfigurationError
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE
 from gem_bench.noise import perturb
 from gem_bench.reference import Learner, turn_advantages
-from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded
+from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded, trained
 from gem_bench.rows import Row, pad, training_rows
 from gem_train.batches import chunks
 from gem_train.record import RunRecord
@@ -134,7 +134,11 @@ def audit(
         moments = _moments(learner, rows, sorted(chat.stop_ids), spec.sampling.temperature)
         again, drawn = logprobs(second, rows), recorded(rows)
         logprob_noise = max(logprob_noise, float((again - moments.logprob).abs().max()))
-        turns = turn_advantages(spec.algorithm, episodes, state=learner.estimator_state)
+        counted = trained(spec, episodes)
+        turns = turn_advantages(
+            spec.algorithm, episodes, state=learner.estimator_state, trained=counted
+        )
+        rows = [row for row in rows if counted[row.episode]]
         replayed = learner.update(rows, *turns, iteration)
         norm = second.update(rows, *turns, iteration)["grad_norm"]
         if replayed["grad_norm"]:

@@ -27,7 +27,7 @@ import torch
 
 from gem.errors import ConfigurationError, exit_status
 from gem_bench.reference import Learner, turn_advantages
-from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded
+from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded, trained
 from gem_bench.rows import training_rows
 from gem_train.record import RunRecord, read_run
 
@@ -91,8 +91,11 @@ def gaps(
         rows = [row for row in training_rows(episodes) if row.sampled]
         drawn = recorded(rows)
         gap = None if drawn is None else logprobs(learner, rows).cpu() - drawn
-        turns = turn_advantages(spec.algorithm, episodes, state=learner.estimator_state)
-        replayed = learner.update(rows, *turns, iteration)
+        counted = trained(spec, episodes)
+        turns = turn_advantages(
+            spec.algorithm, episodes, state=learner.estimator_state, trained=counted
+        )
+        replayed = learner.update([row for row in rows if counted[row.episode]], *turns, iteration)
         yield Gap(
             iteration,
             sum(len(row.sampled) for row in rows),

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from functools import partial
@@ -55,6 +55,7 @@ from gem_bench.rows import Row, pad, row_means, trained_rows, training_rows
 from gem_bench.sampler import CachedSampler
 from gem_train.batches import chunks, minibatches
 from gem_train.experiment import estimate
+from gem_train.experiment.filtering import filtered
 from gem_train.experiment.losses import (
     clipped,
     kl_penalty,
@@ -79,7 +80,8 @@ def rollout(
     sampling: SamplingPart,
     key: tuple[int, int],
     policy: tuple[Any, int] | None = None,
-) -> tuple[list[Trajectory], Metrics]:
+    first_group: int = 0,
+) -> tuple[list[Trajectory], float]:
     """Play a batch of episodes; return them and the seconds it took.
 
     Args:
@@ -92,6 +94,7 @@ def rollout(
         key: Iteration and number of the batch in it. They give the batch a random stream of its
             own, so evaluations do not change training.
         policy: What samples, and its version; by default the current policy.
+        first_group: Number of the first group.
 
     Raises:
         RolloutError: More episodes failed than `training.max_failed_fraction`.
@@ -109,12 +112,54 @@ def rollout(
             chat,
             budget=spec.budget,
             context=spec.policy.context,
-            groups=[group for group in range(len(tasks)) for _ in range(group_size)],
+            groups=[first_group + group for group in range(len(tasks)) for _ in range(group_size)],
         )
     episodes = [episode for of_task in played for episode in of_task]
-    seconds = {"rollout_s": time.perf_counter() - began}
+    seconds = time.perf_counter() - began
     check_episodes(episodes, spec.training.max_failed_fraction)
     return episodes, seconds
+
+
+def training_batch(
+    learner: Learner,
+    chat: ChatFormat,
+    iteration: int,
+    rates: Mapping[str, Sequence[float | None]],
+    policy: tuple[Any, int],
+) -> tuple[list[Trajectory], list[bool], Metrics]:
+    """Play the batch of an iteration, and further ones as `training.extra_batches` says.
+
+    Args:
+        learner: Has the policy and the spec.
+        chat: Token layout of a conversation.
+        iteration: Its number.
+        rates: Success rates that decide about the tasks, see `RunSpec.train_tasks`.
+        policy: What samples, and its version.
+
+    Returns:
+        All episodes that were played, whether each is trained on, and metrics.
+
+    Raises:
+        RolloutError: Too many episodes failed, or there is nothing to train on.
+    """
+    spec, size = learner.spec, learner.spec.training
+    episodes: list[Trajectory] = []
+    seconds = 0.0
+    for number in range(1 + (size.extra_batches or 0)):
+        tasks = spec.train_tasks(iteration, rates, number)
+        key, first = (number * size.iterations + iteration, 0), number * size.tasks
+        more, taken = rollout(
+            learner, chat, tasks, size.group_size, spec.sampling, key, policy, first
+        )
+        episodes += more
+        seconds += taken
+        if size.extra_batches is None:
+            return episodes, [True] * len(episodes), {"rollout_s": seconds}
+        found = filtered(episodes, size.tasks, spec.algorithm)
+        if found.groups == size.tasks:
+            break
+    found.check()
+    return episodes, found.trained, {"rollout_s": seconds, **found.metrics}
 
 
 def turn_advantages(
@@ -123,6 +168,7 @@ def turn_advantages(
     values: PerTurn | None = None,
     state: MutableMapping[str, float] | None = None,
     added: PerTurn | None = None,
+    trained: Sequence[bool] | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return every turn's advantage, and the target of the critic's value.
 
@@ -147,6 +193,7 @@ def turn_advantages(
         values: The critic's value before each turn; needed by `gae`.
         state: What an estimator that keeps one left after the batch before; brought up to date.
         added: To each turn's reward, such as `Learner.penalties`.
+        trained: Whether an episode is trained on; the others are in no statistic.
     """
     return estimate.turn_advantages(
         algorithm.advantage,
@@ -157,6 +204,7 @@ def turn_advantages(
         added=added,
         values=values,
         state=state,
+        trained=trained,
     )
 
 
@@ -476,7 +524,9 @@ def train(
             greedy = part.temperature == 0
             sampling = SamplingPart(top_k=1) if greedy else SamplingPart(part.temperature)
             tasks = [Task(part.id, part.seed + j, part.params) for j in range(part.episodes)]
-            episodes, found = rollout(learner, chat, tasks, 1, sampling, (iteration, 1 + number))
+            key = (iteration, 1 + number)
+            episodes, seconds = rollout(learner, chat, tasks, 1, sampling, key)
+            found = {"rollout_s": seconds}
             if all_seats(part.params):
                 found |= learner.exploitability(chat, tasks[0], sampling)
             metrics = recording.write_evaluation(iteration, part.name, episodes, metrics=found)
@@ -486,22 +536,19 @@ def train(
     with recording.to_the_end(lambda: spec.training.iterations):
         for iteration in range(begin, spec.training.iterations):
             evaluate(iteration)
-            tasks = spec.train_tasks(iteration, success_rates(spec, record, iteration))
-            key, policy = (iteration, 0), learner.behaviour.at(iteration)
-            episodes, seconds = rollout(
-                learner, chat, tasks, spec.training.group_size, spec.sampling, key, policy
-            )
+            rates, policy = success_rates(spec, record, iteration), learner.behaviour.at(iteration)
+            episodes, counted, played = training_batch(learner, chat, iteration, rates, policy)
             began = time.perf_counter()
-            rows = training_rows(episodes)
+            rows = training_rows(episodes, counted)
             turns = [len(t.turns) for t in episodes]
             values, added = learner.values(rows, turns), learner.penalties(rows, turns)
             advantage, target = turn_advantages(
-                spec.algorithm, episodes, values, learner.estimator_state, added
+                spec.algorithm, episodes, values, learner.estimator_state, added, counted
             )
             metrics = learner.update(rows, advantage, target, iteration)
             metrics |= {"update_s": time.perf_counter() - began}
             trained = partial(trained_rows, rows, episodes, advantage)
-            recording.keep_batch(episodes, advantage, trained, metrics=seconds)
+            recording.keep_batch(episodes, advantage, trained, metrics=played)
             report(iteration, "train", recording.write_iteration(iteration, metrics=metrics))
             if checkpoints:
                 checkpoints.save(learner, iteration + 1)

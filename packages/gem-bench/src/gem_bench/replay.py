@@ -14,6 +14,7 @@ from gem.trajectory import Trajectory
 from gem_bench.reference import Learner, token_statistics
 from gem_bench.rows import Row
 from gem_train.batches import chunks
+from gem_train.experiment.filtering import filtered
 from gem_train.experiment.runspec import RunSpec
 from gem_train.record import RunRecord
 
@@ -75,6 +76,13 @@ def batches(run: RunRecord) -> Iterator[tuple[int, list[Trajectory]]]:
         batch.append(episode.trajectory)
     if batch:
         yield current, batch
+
+
+def trained(spec: RunSpec, episodes: Sequence[Trajectory]) -> list[bool]:
+    """Return which episodes of an iteration are trained on."""
+    if spec.training.extra_batches is None:
+        return [True] * len(episodes)
+    return filtered(episodes, spec.training.tasks, spec.algorithm).trained
 
 
 @torch.no_grad()

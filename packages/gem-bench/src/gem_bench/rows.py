@@ -58,13 +58,21 @@ class Row:
         return [self.tokens.logprobs[position - start] for position in self.sampled]
 
 
-def training_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
+def training_rows(
+    trajectories: Sequence[Trajectory], trained: Sequence[bool] | None = None
+) -> list[Row]:
     """Return the rows of all valid episodes, in the order played.
 
     An append-only context gives one row an episode, every other context one row a turn.
+
+    Args:
+        trajectories: The batch.
+        trained: Whether an episode is trained on; by default all are.
     """
     rows = []
     for episode, trajectory in enumerate(trajectories):
+        if trained is not None and not trained[episode]:
+            continue
         for tokens in trajectory.training_rows():
             start = len(tokens.prompt_ids)
             where = [(start + i, s.turn) for s in tokens.spans for i in range(s.start, s.end)]

@@ -139,6 +139,7 @@ TABLE = Table(
         "optimizer.weight_decay": (Copied("l2"), entries.NO_DECAY),
         "optimizer.grad_clip": Copied("max_norm"),
         **entries.SYNCHRONOUS,
+        **entries.PLAYED_ONCE,
         "training.iterations": Computed(
             lambda run: {"max_train": run.spec.training.tasks * run.spec.training.iterations},
             "max_train",

@@ -287,6 +287,7 @@ TABLE = Table(
         ),
         "optimizer.grad_clip": Copied(("actor.max_norm", "critic.max_norm")),
         **entries.SYNCHRONOUS,
+        **entries.PLAYED_ONCE,
         "training.iterations": Elsewhere("rows of data.prompt_dataset"),
         "training.tasks": Copied("rollout.batch_size"),
         "training.group_size": (Copied("rollout.n_samples_per_prompt"), entries.GROUPED),

@@ -226,6 +226,7 @@ TABLE = Table(
         "optimizer.weight_decay": Copied(_both("weight_decay")),
         "optimizer.grad_clip": Copied(_both("max_grad_norm")),
         **entries.SYNCHRONOUS,
+        **entries.PLAYED_ONCE,
         "training.iterations": Elsewhere(f"rows of {TRAIN_FILE}"),
         "training.tasks": Copied("train_data.prompts_per_rollout"),
         "training.group_size": (Copied("train_data.responses_per_prompt"), entries.GROUPED),

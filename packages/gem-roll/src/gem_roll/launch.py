@@ -249,6 +249,7 @@ TABLE = Table(
         "optimizer.weight_decay": Copied(f"{_TRAINING}.weight_decay"),
         "optimizer.grad_clip": Copied("max_grad_norm"),
         **entries.SYNCHRONOUS,
+        **entries.PLAYED_ONCE,
         "training.iterations": Copied("max_steps"),
         "training.tasks": Copied("train_env_manager.num_env_groups"),
         "training.group_size": (Copied("train_env_manager.group_size"), entries.GROUPED),

@@ -80,7 +80,9 @@ class Row(PlacedRow):
     """Set by `to_datums`."""
 
 
-def batch_rows(episodes: Sequence[Trajectory], config: Config) -> tuple[list[Row], PerTurn]:
+def batch_rows(
+    episodes: Sequence[Trajectory], config: Config, trained: Sequence[bool] | None = None
+) -> tuple[list[Row], PerTurn]:
     """Return the rows of all episodes that count, and the advantages `[episode][turn]`.
 
     A row without a sampled token is left out: there is nothing to train on.
@@ -88,9 +90,13 @@ def batch_rows(episodes: Sequence[Trajectory], config: Config) -> tuple[list[Row
     Args:
         episodes: A whole batch: statistics are over all of its turns.
         config: Estimator, discount, and what is done to rewards and advantages.
+        trained: Whether an episode is trained on; by default all are.
     """
-    per_turn, _ = turn_advantages(config.advantage, episodes, config, gamma=config.gamma)
-    rows = [row for row in placed_rows(episodes, Row) if row.sampled]
+    per_turn, _ = turn_advantages(
+        config.advantage, episodes, config, gamma=config.gamma, trained=trained
+    )
+    counted = trained or [True] * len(episodes)
+    rows = [row for row in placed_rows(episodes, Row) if row.sampled and counted[row.episode]]
     for row in rows:
         row.advantages = np.asarray(row.tokens.spread(per_turn[row.episode]), np.float32)
     return rows, per_turn

@@ -155,6 +155,10 @@ TABLE = Table(
         "optimizer.type": Fixed("adamw", "AdamParams"),
         **{f"optimizer.{name}": _adam(name) for name in _ADAM},
         **entries.SYNCHRONOUS,
+        "training.extra_batches": (
+            Copied("extra_batches"),
+            entries.without_schedule("the tasks of extra batches are places in a task set"),
+        ),
         "training.group_size": (Copied("group_size"), entries.GROUPED),
         "training.precision": (
             Elsewhere("of the model's files, on gem-cpu's server"),

@@ -87,6 +87,7 @@ async def play_batch(
     tasks: Sequence[Task],
     sampling: Sampling,
     group_size: int = 1,
+    first_group: int = 0,
 ) -> list[Trajectory]:
     """Play all episodes of some tasks at the same time; one with `seat=all` is a match.
 
@@ -99,6 +100,7 @@ async def play_batch(
         tasks: The tasks; the episodes of each are a group.
         sampling: How turns are sampled.
         group_size: Episodes of each task.
+        first_group: Number of the first group.
 
     Raises:
         RolloutError: Sampling is impossible; the other episodes have been cancelled.
@@ -109,6 +111,7 @@ async def play_batch(
         sampler = EpisodeSampler(client, sampling, chat, config, task.seed, index)
         return await config.play_all(task, sampler, chat, budget, group=group)
 
-    groups = [(group, task) for group, task in enumerate(tasks) for _ in range(group_size)]
+    numbered = list(enumerate(tasks, first_group))
+    groups = [each for each in numbered for _ in range(group_size)]
     played = await together([episode(index, *group) for index, group in enumerate(groups)])
     return [trajectory for each in played for trajectory in each]

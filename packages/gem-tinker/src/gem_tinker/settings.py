@@ -42,6 +42,13 @@ class Config(settings.Settings, Schedule):
     tasks: int = setting("different tasks in a batch", 16, least=1)
     """Iteration k plays the seeds `seed + k * tasks` and following."""
     group_size: int = setting("episodes of each task", 8, least=1)
+    extra_batches: int | None = setting(
+        "further batches that are played, if need be, in the place of groups with one return; by "
+        "default all groups are trained on",
+        None,
+        least=0,
+    )
+    """See `gem_train.experiment.filtering`."""
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     response_tokens: int = setting("most tokens appended to a fresh prompt", 4096, least=1)
     temperature: float = setting("1, or 0 for greedy: the losses know no other", 1.0, least=0)
@@ -90,6 +97,11 @@ class Config(settings.Settings, Schedule):
         found = (
             ("temperature", self.temperature not in (0, 1), f"{TEMPERATURE}; 0 is greedy"),
             ("minibatches", self.minibatches > episodes, f"a batch has {episodes} episodes"),
+            (
+                "extra_batches",
+                self.extra_batches is not None and self.group_size < 2,
+                "the episodes of a task are compared; set group_size to 2 or more",
+            ),
         )
         settings.refuse_values(vars(self), found, prefix)
         settings.check_group_size(self.advantage, "group_size", self.group_size)
@@ -106,8 +118,9 @@ class Config(settings.Settings, Schedule):
         return self.lr * self.factor(iteration * updates + number, self.iterations * updates)
 
     def train_tasks(self) -> Tasks:
-        """Return all tasks of the run, `tasks` an iteration."""
-        return run_tasks(self.train, self.iterations, self.tasks)
+        """Return all tasks of the run, `tasks` an iteration, and then those of extra batches."""
+        batches = 1 + (self.extra_batches or 0)
+        return run_tasks(self.train, batches * self.iterations, self.tasks)
 
     def sources(self) -> list[tasksets.Source]:
         """Return what is evaluated on.

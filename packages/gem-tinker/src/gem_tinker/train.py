@@ -33,6 +33,7 @@ from gem_tinker.settings import FREE, Config, read
 from gem_train import batches, sampling, settings
 from gem_train.checkpoints import Checkpoint, Checkpoints
 from gem_train.ending import to_the_end
+from gem_train.experiment.filtering import filtered
 from gem_train.experiment.metrics import show, update_metrics
 from gem_train.recording import Report, RunRecording
 
@@ -89,9 +90,8 @@ class Run:
             synced = time.perf_counter()
             if iteration % config.eval_every == 0:
                 await self._evaluate(iteration, sampler)
-            batch = tasks[iteration * config.tasks : (iteration + 1) * config.tasks]
-            episodes, times = await self._play(iteration, sampler, batch, drawn, config.group_size)
-            rows, per_turn = batch_rows(episodes, config)
+            episodes, trained, times = await self._batch(iteration, sampler, tasks, drawn)
+            rows, per_turn = batch_rows(episodes, config, trained)
             prepared = time.perf_counter()
             metrics = await self._update(rows, iteration)
             ended = time.perf_counter()
@@ -124,17 +124,58 @@ class Run:
         made = self.client.save_weights_and_get_sampling_client(record_stability_info=False)
         return await answer(made, self.config)
 
+    async def _batch(
+        self, iteration: int, sampler: Any, tasks: Sequence[Task], drawn: Sampling
+    ) -> tuple[list[Trajectory], list[bool], dict[str, float]]:
+        """Play the batch of an iteration, and further ones as `extra_batches` says.
+
+        Returns:
+            All episodes that were played, whether each is trained on, and metrics.
+
+        Raises:
+            RolloutError: Too many episodes failed, or there is nothing to train on.
+        """
+        config, episodes, seconds = self.config, [], 0.0
+        for number in range(1 + (config.extra_batches or 0)):
+            begin = (number * config.iterations + iteration) * config.tasks
+            more, times = await self._play(
+                iteration,
+                sampler,
+                tasks[begin : begin + config.tasks],
+                drawn,
+                config.group_size,
+                number,
+            )
+            episodes += more
+            seconds += times["rollout_s"]
+            if config.extra_batches is None:
+                return episodes, [True] * len(episodes), times
+            found = filtered(episodes, config.tasks, config)
+            if found.groups == config.tasks:
+                break
+        found.check()
+        return episodes, found.trained, {"rollout_s": seconds, **found.metrics}
+
     async def _play(
-        self, iteration: int, sampler: Any, tasks: Sequence[Task], drawn: Sampling, group_size: int
+        self,
+        iteration: int,
+        sampler: Any,
+        tasks: Sequence[Task],
+        drawn: Sampling,
+        group_size: int,
+        number: int = 0,
     ) -> tuple[list[Trajectory], dict[str, float]]:
         """Return the episodes, and the seconds that they took as a metric.
 
         `drawn` says how turns are sampled; the seed and the version are those of the iteration.
+        `number` is 0, or that of an extra batch.
         """
         config, began = self.config, time.perf_counter()
-        seed = None if config.seed is None else (config.seed, iteration)
+        key = (iteration, number) if number else (iteration,)
+        seed = None if config.seed is None else (config.seed, *key)
         drawn = replace(drawn, seed=seed, version=iteration)
-        episodes = await play_batch(sampler, self.chat, config, tasks, drawn, group_size)
+        first = number * config.tasks
+        episodes = await play_batch(sampler, self.chat, config, tasks, drawn, group_size, first)
         times = {"rollout_s": time.perf_counter() - began}
         settings.check_episodes(episodes, config.max_failed_fraction)
         return episodes, times

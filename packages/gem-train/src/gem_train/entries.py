@@ -50,6 +50,11 @@ SYNCHRONOUS: Part = {
 }
 """Of a trainer, or an adapter, that samples and trains in turn."""
 
+PLAYED_ONCE: Part = {
+    "training.extra_batches": Fixed(None, "an iteration has the tasks that the trainer gives it")
+}
+"""Of a trainer, or an adapter, that trains on all groups that it plays."""
+
 CONSTANT_RATE: Part = {
     "optimizer.schedule": Fixed("constant", "schedules are not compiled for this trainer"),
     "optimizer.warmup": Fixed(0, "schedules are not compiled for this trainer"),
@@ -130,6 +135,18 @@ def evaluations(
         **{f"eval.{name}": way for name in named},
         "eval.every": (every or way, late, often),
     }
+
+
+def without_schedule(why: str) -> Refused:
+    """Refuse extra batches where parameters change with the iteration.
+
+    Args:
+        why: What the trainer is given; beside `training.extra_batches`.
+    """
+    return Refused(
+        lambda run, value: value is not None and any(env.schedule for env in run.spec.env),
+        f"{why}, which know no iteration; leave env.schedule or this out",
+    )
 
 
 def seeds(how: str = SEED_PER_TURN) -> Departs:

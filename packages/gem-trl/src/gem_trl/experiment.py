@@ -226,6 +226,19 @@ TABLE = Table(
         "optimizer.weight_decay": (Copied("weight_decay"), entries.NO_DECAY),
         "optimizer.grad_clip": Copied("max_grad_norm"),
         **entries.SYNCHRONOUS,
+        "training.extra_batches": (
+            Copied(f"{GEM}extra_batches"),
+            entries.without_schedule("the tasks of extra batches are rows of a dataset"),
+            Refused(
+                lambda run, value: (
+                    value is not None
+                    and run.spec.algorithm.loss_aggregation in _LOSS_TYPES
+                    and run.spec.algorithm.loss_aggregation != "token-mean"
+                ),
+                "rows without tokens fill up TRL's batch and would count in a mean of rows; choose "
+                "the loss_aggregation 'token-mean'",
+            ),
+        ),
         "training.iterations": Computed(_iterations, "max_steps"),
         "training.tasks": (
             Elsewhere("steps_per_generation"),

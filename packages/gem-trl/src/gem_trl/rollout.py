@@ -42,21 +42,25 @@ def training_row(trajectory: Trajectory) -> TrainingRow | None:
     return rows[0] if rows and rows[0].response_ids else None
 
 
-def columns(trajectories: Sequence[Trajectory], stop_id: int) -> dict[str, list[Any] | None]:
+def columns(
+    trajectories: Sequence[Trajectory], stop_id: int, trained: Sequence[bool]
+) -> dict[str, list[Any] | None]:
     """Return what TRL takes from a rollout, an entry an episode.
 
     Args:
         trajectories: The episodes of this process, in the order of the prompts.
         stop_id: The one token, not trained on, of a row without anything to train on; TRL cannot
             do without.
+        trained: Whether each is trained on.
     """
     empty = TrainingRow([stop_id], [stop_id], [0], [0.0], [])
-    rows = [training_row(trajectory) or empty for trajectory in trajectories]
+    pairs = list(zip(trajectories, trained, strict=True))
+    rows = [(training_row(trajectory) if counts else None) or empty for trajectory, counts in pairs]
     logprobs = [row.logprobs for row in rows]
     return {
         "prompt_ids": [row.prompt_ids for row in rows],
         "completion_ids": [row.response_ids for row in rows],
         "logprobs": None if any(known is None for known in logprobs) else logprobs,
         "env_mask": [row.mask for row in rows],
-        "episode_return": [t.total_reward if t.valid else None for t in trajectories],
+        "episode_return": [t.total_reward if t.valid and counts else None for t, counts in pairs],
     }

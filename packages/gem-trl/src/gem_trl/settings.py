@@ -28,6 +28,14 @@ class GemSettings(Settings):
         None,
         least=1,
     )
+    extra_batches: int | None = setting(
+        "further batches that are played, if need be, in the place of groups with one return; by "
+        "default all groups are trained on",
+        None,
+        least=0,
+    )
+    """See `gem_train.experiment.filtering`. With k of them the dataset to train on has `k + 1`
+    parts of one size; further batches are in the later ones, which training must not reach."""
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     response_tokens: int = setting("most tokens appended to a fresh prompt", 4096, least=1)
     importance_sampling: bool = setting(
@@ -69,6 +77,12 @@ def check_config(args: Any, gem: GemSettings) -> None:
     """
     group = gem.group_size or args.num_generations
     check_group_size(gem.advantage, "gem.group_size", group)
+    alone = gem.extra_batches is not None and group < 2
+    refuse_values(
+        {"group_size": group},
+        [("group_size", alone, "gem.extra_batches compares the episodes of a task: 2 or more")],
+        "gem.",
+    )
     steps = max(steps_per_iteration(args), 1)
     passes = args.num_iterations * args.steps_per_generation
     window = args.gradient_accumulation_steps

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from gem.errors import ConfigurationError
 from gem.rollout.play import Sampler
 from gem.trajectory import Trajectory
 from gem_train.experiment.estimate import PerTurn, turn_advantages
+from gem_train.experiment.filtering import filtered
 from gem_train.experiment.tasksets import DatasetRow
 from gem_train.packed import PackedTrajectory, Played
 from gem_train.record import TrainedRow
@@ -117,8 +119,8 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._steps: list[dict[str, float]] = []
         self._mine: list[Trajectory] = []
         """The last episodes of this process, one a row of TRL's tensors."""
-        self._batch: tuple[list[PackedTrajectory], PerTurn, dict[str, float]]
-        """The last training episodes of all processes, their advantages, and metrics."""
+        self._batch: _Batch
+        """The last training episodes of all processes."""
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train to the end; see TRL's method. A callback may end the training earlier.
@@ -174,22 +176,66 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._generate_single_turn, images=None, multimodal_fields={}, num_generations=1
         )
         engine = Lockstep(sample, frozenset(self.eos_token_ids), most)
+        stop_id = min(self._chat.stop_ids)
         with sampling_at(self, rows[0].temperature):
-            self._mine = engine.play([partial(self._episode, row) for row in rows])
-        everyone = gather_object([PackedTrajectory.of(trajectory) for trajectory in self._mine])
-        if evaluation is None:
-            check_episodes(everyone, self.gem.max_failed_fraction)
-            # Of all processes: ReBN's statistics are the batch's, and processes may share a group.
-            per_turn, _ = turn_advantages(
-                self.gem.advantage,
-                everyone,
-                self.gem,
-                gamma=self.gem.gamma,
-            )
-            self._batch = everyone, per_turn, {"rollout_s": time.perf_counter() - began}
-        else:
-            self._recording.keep_evaluated(evaluation, everyone)
-        return columns(self._mine, min(self._chat.stop_ids))
+            if evaluation is None and self.gem.extra_batches is not None:
+                batch = self._filtered(engine, rows)
+            else:
+                self._mine = self._played(engine, rows)
+                everyone = gather_object([PackedTrajectory.of(each) for each in self._mine])
+                batch = _Batch(everyone, [True] * len(everyone), [*range(len(everyone))])
+        if evaluation is not None:
+            self._recording.keep_evaluated(evaluation, batch.episodes)
+            return columns(self._mine, stop_id, [True] * len(rows))
+        check_episodes(batch.episodes, self.gem.max_failed_fraction)
+        # Of all processes: ReBN's statistics are the batch's, and processes may share a group.
+        batch.advantages, _ = turn_advantages(
+            self.gem.advantage,
+            batch.episodes,
+            self.gem,
+            gamma=self.gem.gamma,
+            trained=batch.trained,
+        )
+        batch.metrics["rollout_s"] = time.perf_counter() - began
+        self._batch = batch
+        return columns(self._mine, stop_id, [batch.trained[i] for i in self._places(batch)])
+
+    def _played(self, engine: Lockstep, rows: Sequence[DatasetRow]) -> list[Trajectory]:
+        return engine.play([partial(self._episode, row) for row in rows])
+
+    def _filtered(self, engine: Lockstep, rows: Sequence[DatasetRow]) -> _Batch:
+        """Play the batch of an iteration, and further ones as `extra_batches` says.
+
+        Each process gets its part of what is trained on, filled up with episodes that are not.
+
+        Raises:
+            RolloutError: Too many episodes failed, or there is nothing to train on.
+        """
+        extra, data = self.gem.extra_batches or 0, self.train_dataset
+        groups = len(rows) * self.accelerator.num_processes // self.num_generations
+        played: list[Trajectory] = []
+        for number in range(1 + extra):
+            places = [row.number + number * (len(data) // (1 + extra)) for row in rows]
+            further = [DatasetRow.decode(data[place]["prompt"]) for place in places]
+            more = gather_object(self._played(engine, further))
+            check_episodes(more, self.gem.max_failed_fraction)
+            played += more
+            found = filtered(played, groups, self.gem)
+            if found.groups == groups:
+                break
+        found.check()
+        order = sorted(range(len(played)), key=lambda i: not found.trained[i])
+        packed = [PackedTrajectory.of(each) for each in played]
+        batch = _Batch(packed, found.trained, order[: groups * self.num_generations])
+        batch.metrics.update(found.metrics)
+        self._mine = [played[i] for i in self._places(batch, len(rows))]
+        return batch
+
+    def _places(self, batch: _Batch, number: int | None = None) -> list[int]:
+        """Return which episodes of a batch the rows of this process are, by index."""
+        number = len(self._mine) if number is None else number
+        first = self.accelerator.process_index * number
+        return batch.rows[first : first + number]
 
     async def _episode(self, row: DatasetRow, sampler: Sampler) -> Trajectory:
         return await self.gem.play(row.task, sampler, self._chat, self._budget, group=row.number)
@@ -219,25 +265,30 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return output
-        everyone, per_turn, metrics = self._batch
-        first = self.accelerator.process_index * len(self._mine)
+        batch = self._batch
+        places = self._places(batch)
         advantages = torch.zeros(output["completion_ids"].shape, dtype=torch.float32)
         trained: list[list[TrainedRow]] = [[] for _ in self._mine]
         for place, trajectory in enumerate(self._mine):
             tokens = training_row(trajectory)
-            if tokens is None:
+            if tokens is None or not batch.trained[places[place]]:
                 continue
             row, n = PlacedRow(place, tokens), len(tokens.response_ids)
             ids, mask = _tokens(output, place)
             row.check(ids, [0] * row.first + mask, "a training row of TRL")
-            advantages[place, :n] = torch.tensor(tokens.spread(per_turn[first + place]))
+            advantages[place, :n] = torch.tensor(tokens.spread(batch.advantages[places[place]]))
             # TRL keeps no reward per token: those shown are the episode's.
             rewards = tokens.token_rewards(trajectory.rewards)
             trained[place] = [row.trained(ids, mask[:n], rewards, advantages[place, :n].tolist())]
         output["advantages"] = advantages.to(output["completion_ids"].device)
-        rows = gather_object(trained) if rows_wanted() else []
-        metrics |= self._logprob_difference(output)
-        kept = self._recording.keep_batch(everyone, per_turn, lambda: rows, metrics=metrics)
+        rows: list[list[TrainedRow]] = [[] for _ in batch.episodes]
+        if rows_wanted():
+            for index, row in zip(batch.rows, gather_object(trained), strict=True):
+                rows[index] = row
+        batch.metrics.update(self._logprob_difference(output))
+        kept = self._recording.keep_batch(
+            batch.episodes, batch.advantages, lambda: rows, metrics=batch.metrics
+        )
         # TRL logs the means of these lists, and empties them.
         for name, value in kept.items():
             self._metrics["train"][f"gem/{name}"].append(value)
@@ -292,6 +343,20 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if seen[trajectory.group] <= self.num_generations_eval:
                 kept.append(trajectory)
         return kept
+
+
+@dataclass
+class _Batch:
+    """The training episodes of all processes."""
+
+    episodes: list[PackedTrajectory]
+    trained: list[bool]
+    """Whether each is trained on."""
+    rows: list[int]
+    """Which episode each row of TRL's tensors is, of all processes."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    advantages: PerTurn = field(default_factory=list)
+    """`[episode][turn]`"""
 
 
 def _tokens(output: dict[str, Any], place: int) -> tuple[list[int], list[int]]:

@@ -333,6 +333,7 @@ TABLE = Table(
         "optimizer.weight_decay": Copied(_both("{part}.optim.weight_decay")),
         "optimizer.grad_clip": Copied(_both("{part}.optim.clip_grad")),
         **entries.SYNCHRONOUS,
+        **entries.PLAYED_ONCE,
         "training.iterations": Copied("trainer.total_training_steps"),
         "training.tasks": Copied("data.train_batch_size"),
         "training.group_size": (Copied(f"{_ROLLOUT}.n"), entries.GROUPED),

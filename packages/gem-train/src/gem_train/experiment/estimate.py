@@ -134,6 +134,7 @@ def turn_advantages(
     added: Iterable[Sequence[float]] | None = None,
     values: Sequence[Sequence[float]] | None = None,
     state: MutableMapping[str, float] | None = None,
+    trained: Sequence[bool] | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return the advantage of every turn, and the target of the critic's value.
 
@@ -149,6 +150,8 @@ def turn_advantages(
             a critic.
         state: What an estimator that keeps a state left after the batch before; brought up to date.
             None: there was no batch before.
+        trained: Whether an episode is trained on (`gem_train.experiment.filtering`); like failed
+            ones, the others are in no statistic and have the advantage 0. By default all are.
 
     Raises:
         ConfigurationError: The estimator is unknown or lacks values, a parameter is out of range,
@@ -166,7 +169,10 @@ def turn_advantages(
     table = TurnTable.build(
         rewards,
         groups=[episode.group for episode in episodes],
-        valid=[episode.valid for episode in episodes],
+        valid=[
+            episode.valid and counts
+            for episode, counts in zip(episodes, trained or [True] * len(episodes), strict=True)
+        ],
         values=values,
         parts=[numbers[part] for part in names],
         part_names=tuple(numbers) or ("batch",),

@@ -11,6 +11,7 @@ from typing import Any
 from gem.errors import ConfigurationError, DataError
 from gem.estimators import BUILT_IN, Estimator, check_name, estimator
 from gem.json_lines import parse
+from gem.multi import all_seats
 from gem.rollout.play import Budget
 from gem.rollout.prompting import Prompting
 from gem.tables import build, filled, parse_toml, setting
@@ -149,6 +150,13 @@ class TrainingPart:
         0,
         least=0,
     )
+    extra_batches: int | None = setting(
+        "dynamic sampling: groups whose valid episodes all have the same return are not trained "
+        "on, and up to so many further batches of tasks are played until there are `tasks` groups; "
+        "by default all groups are trained on",
+        None,
+        least=0,
+    )
     precision: str = setting("parameters and arithmetic", "fp32", choices=("fp32", "bf16"))
     max_failed_fraction: float = setting(
         "share of failed episodes in a batch above which the run stops",
@@ -207,6 +215,7 @@ class RunSpec:
             )
         _check_landmarks(spec.landmarks)
         spec._check_loss()
+        spec._check_groups()
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
@@ -260,8 +269,12 @@ class RunSpec:
 
     @property
     def task_set(self) -> Tasks:
-        """All training tasks, in order, `training.tasks` an iteration."""
-        n, [env, *others] = self.training.iterations * self.training.tasks, self.env
+        """All training tasks, in order, `training.tasks` an iteration.
+
+        Behind those of all iterations come those of their first extra batches, and so on.
+        """
+        batches = 1 + (self.training.extra_batches or 0)
+        n, [env, *others] = batches * self.training.iterations * self.training.tasks, self.env
         if others or env.schedule or env.name is not None:
             return Mixture(self.env, n, self.training.tasks)
         return TaskSet(env.id, n, env.seed, env.params)
@@ -290,7 +303,10 @@ class RunSpec:
         ]
 
     def train_tasks(
-        self, iteration: int, rates: Mapping[str, Sequence[float | None]] | None = None
+        self,
+        iteration: int,
+        rates: Mapping[str, Sequence[float | None]] | None = None,
+        batch: int = 0,
     ) -> list[Task]:
         """Return the tasks of an iteration, `training.tasks` of them.
 
@@ -298,13 +314,14 @@ class RunSpec:
             iteration: Its number.
             rates: Of every `adaptive` environment, by name (`EnvPart.shown`): its success rate in
                 each earlier iteration, see `EnvPart.params_at`.
+            batch: 0, or the number of an extra batch, from 1.
         """
-        first = iteration * self.training.tasks
+        first = (batch * self.training.iterations + iteration) * self.training.tasks
         tasks = self.task_set[first : first + self.training.tasks]
         params = {
             env.shown: env.params_at(iteration, (rates or {}).get(env.shown, ()))
             for env in self.env
-            if env.adaptive
+            if env.adaptive or batch
         }
         alone = self.env[0].shown
         return [replace(t, params=params.get(t.name or alone, t.params)) for t in tasks]
@@ -338,6 +355,20 @@ class RunSpec:
             raise ConfigurationError(
                 "optimizer.min_lr_ratio: means nothing to the schedule 'constant'; leave it out, "
                 f"got {optimizer.min_lr_ratio!r}"
+            )
+
+    def _check_groups(self) -> None:
+        """Refuse dynamic sampling where a task has one episode, or several agents."""
+        extra = self.training.extra_batches
+        if extra is not None and self.training.group_size < 2:
+            raise ConfigurationError(
+                "training.extra_batches: compares the episodes of a task; training.group_size must "
+                f"be 2 or more, got {self.training.group_size}"
+            )
+        if extra is not None and any(all_seats(env.params) for env in self.env):
+            raise ConfigurationError(
+                "training.extra_batches: the agents of a match (seat=all) are no group of episodes "
+                f"with comparable returns; leave it out, got {extra}"
             )
 
     def _check_mixture(self) -> None:
