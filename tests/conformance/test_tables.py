@@ -118,6 +118,7 @@ OTHER: dict[str, Any] = {
     "training.tasks": 64,
     "training.group_size": 4,
     "training.staleness": 2,
+    "training.extra_batches": 2,
     "training.precision": "bf16",
     "training.max_failed_fraction": 0.7,
     "training.info_metrics": ["tries", "moves"],
