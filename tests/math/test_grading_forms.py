@@ -156,3 +156,17 @@ def test_finding_operations_visits_every_node_a_few_times(monkeypatch: pytest.Mo
         visits = 0
         unevaluated(node, notation.read("5"))
         assert 0 < visits <= 4 * size(node)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", True),
+        (r"\frac{1}{2}}", "0.5", True),
+        (r"\frac{1}{2}}}", "0.5", False),
+        (r"\{1,2\}", "(1,2)", False),
+        (r"\{1,2\}", r"\{2,1\}", True),
+    ],
+)
+def test_one_brace_too_many_at_the_end_is_left_out(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold).correct is right

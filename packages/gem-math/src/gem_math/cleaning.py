@@ -82,6 +82,7 @@ _WIDE_CHANGES = frozenset(
 # `5'` and `5''` are feet and inches, or minutes and seconds.
 _MARKED = re.compile(r"(?<=[\d)}])\s*('{1,2})$")
 _MARKS = {"'": "?ft", "''": "?in"}
+_OPENING, _CLOSING = re.compile(r"(?<!\\)\{"), re.compile(r"(?<!\\)\}")
 _SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})s?\b", re.I)
 
 
@@ -112,6 +113,8 @@ def clean(text: str) -> str:
         text = _ELLIPSIS.sub(r" \\ldots ", text)
     text = " ".join(text.replace("$", " ").split()).rstrip(".,; \\").removesuffix("\\row")
     text = text.rstrip()
+    if text.endswith("}") and 0 < len(_OPENING.findall(text)) == len(_CLOSING.findall(text)) - 1:
+        text = text[:-1].rstrip()  # of a command that was cut off in front
     if text[-1:] in ("m", "M"):
         text = _HALF_OF_DAY.sub(lambda m: f"{m[1]} \\{m[2].upper()}M", text)
     return text.replace(" ", "") if _SPACED_DIGITS.fullmatch(text) else text

@@ -52,7 +52,7 @@ class MathEnv(DatasetEnv):
     def _verify_shown(self) -> None:
         super()._verify_shown()
         # Parsing the recorded answer takes longer than loading it.
-        self._require_winner(self._answers(), lambda read: self._grade(read).correct)
+        self._recorded_answer()
 
     def _answers(self) -> list[str]:
         gold = self._gold()
@@ -76,8 +76,7 @@ class MathEnv(DatasetEnv):
         return str(self.action_rng.randrange(1000))
 
     def _recorded_answer(self) -> str:
-        gold = self._gold()
-        return str(gold[0] if isinstance(gold, list) else gold)
+        return self._require_winner(self._answers(), lambda read: self._grade(read).correct)
 
 
 class MathOptions(DatasetOptions, total=False):
