@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -72,11 +75,45 @@ def test_commands_of_the_cache_run_with_the_thin_python(venvs: Any, tmp_path: Pa
     assert (thin / "bin" / "tool").read_text().startswith(f"#!{thin}/bin/python\n")
 
 
-def test_torch_is_installed_alone_and_first(venvs: Any, tmp_path: Path) -> None:
+def test_every_package_is_installed_once_and_none_brings_others(venvs: Any, tmp_path: Path) -> None:
+    (tmp_path / "requirements" / "dev.txt").write_text("# x\na==1\nb==2\ntorch==1\nc==3\n")
     build(venvs, tmp_path)
     installs = [c for c in venvs.commands if "install" in c and "-e" not in c]
-    assert "torch==1" in installs[0] and "--no-deps" not in installs[0]
-    assert "-r" in installs[1] and "--no-deps" in installs[1]
+    assert all("--no-deps" in command for command in installs)
+    parts = [Path(c[c.index("-r") + 1]).read_text().split() for c in installs]
+    assert sorted(parts) == [["a==1", "c==3"], ["b==2"], ["torch==1"]]
+
+
+def test_a_build_says_what_it_needs_and_how_far_it_is(
+    venvs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "requirements" / "dev.txt").write_text("# Needs 9 GB.\na==1\nb==2\n")
+    monkeypatch.setattr(venvs, "INTERVAL_S", 0.01)
+    record = venvs._run
+
+    def run(command: list[str], log: Path) -> None:
+        record(command, log)
+        if "-r" in command:
+            with log.open("a") as file:
+                file.write("Collecting a==1\n")
+            threading.Event().wait(0.5)
+
+    monkeypatch.setattr(venvs, "_run", run)
+    build(venvs, tmp_path)
+    said = capsys.readouterr().out
+    assert said.startswith("dev: 2 packages, 9 GB; they go into ")
+    assert re.search(r"dev: [12] of 2 packages downloaded, 0 installed, 0:0\d\n", said)
+
+
+def test_waiting_for_another_build_is_said(
+    venvs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "dev.lock"
+    held = path.open("w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    threading.Timer(0.2, held.close).start()
+    with venvs._locked(path):
+        assert "dev: waiting for another process" in capsys.readouterr().out
 
 
 def test_of_a_wheel_for_another_python_one_package_is_taken(

@@ -18,18 +18,23 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 ATTEMPTS = 3
 MARKER = "complete"
+INTERVAL_S = 10.0
+"""Seconds between two lines on how far an installation is."""
 
 
 class BuildError(Exception):
@@ -140,7 +145,11 @@ def _third_party(requirements: Path, venvs: Path, spec: Spec) -> Path:
         if (base / MARKER).exists():
             return base
         began = time.monotonic()
-        print(f"{requirements.stem}: installing third-party packages into {base} ...", flush=True)
+        name, text = requirements.stem, requirements.read_text(encoding="utf-8")
+        needs = re.search(r"^# Needs (.*)\.$", text, re.MULTILINE)
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        size = f", {needs[1]}" if needs else ""
+        print(f"{name}: {len(lines)} packages{size}; they go into {base}", flush=True)
         log = base.with_suffix(".log")
         log.unlink(missing_ok=True)
         # --clear: start over after a failed attempt.
@@ -150,21 +159,56 @@ def _third_party(requirements: Path, venvs: Path, spec: Spec) -> Path:
         # Python compiles modules when they are first imported, and most never are. So do not
         # compile at installation, unless Python may not write bytecode later.
         compiled = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
-        install = [*pip, "install", "-q", *compiled]
-        lines = requirements.read_text(encoding="utf-8").splitlines()
-        # Install PyTorch alone and first, so that no other package decides which build is chosen.
+        # All versions are exact: three installations at a time, PyTorch's is one of them.
+        install = [*pip, "install", "--no-deps", "--progress-bar", "off", *compiled]
+        install += ["--ignore-requires-python"] if spec.any_python else []
         torch = [line for line in lines if line.startswith("torch==")]
-        if torch:
-            _retry([*install, *torch, "-c", str(requirements)], log)
-        rest = ["--ignore-requires-python"] if spec.any_python else []
-        _retry([*install, "--no-deps", *rest, "-r", str(requirements)], log)
+        others = [line for line in lines if line not in torch]
+        commands: list[list[str]] = []
+        for part in filter(None, (torch, others[::2], others[1::2])):
+            file = base.with_suffix(f".part{len(commands)}.txt")
+            file.write_text("\n".join(part), encoding="utf-8")
+            commands.append([*install, "-r", str(file)])
+        report = _reported(lambda: _progress(name, lines, log, _site_packages(base), began))
+        with report, ThreadPoolExecutor() as pool:
+            list(pool.map(lambda command: _retry(command, log), commands))
         for foreign in spec.foreign:
             _take_apart(foreign, base, pip, log)
         if torch:
             _check_torch(python, log)
         (base / MARKER).write_text(requirements.name, encoding="utf-8")
-        print(f"{requirements.stem}: installed in {time.monotonic() - began:.0f} s", flush=True)
+        gigabytes = sum(file.lstat().st_size for file in base.rglob("*")) / 1e9
+        print(f"{name}: installed in {time.monotonic() - began:.0f} s, {gigabytes:.1f} GB")
     return base
+
+
+@contextlib.contextmanager
+def _reported(words: Callable[[], str]) -> Iterator[None]:
+    """Print `words()` every `INTERVAL_S` seconds while the block runs."""
+    ended = threading.Event()
+
+    def report() -> None:
+        while not ended.wait(INTERVAL_S):
+            print(words(), flush=True)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _progress(name: str, packages: list[str], log: Path, site: Path, began: float) -> str:
+    """Return a line on how many of the packages are here, read from pip's log."""
+    found = len(re.findall("^(?:Collecting|Processing) ", log.read_text("utf-8"), re.MULTILINE))
+    done = len(list(site.glob("*.dist-info")))
+    total, seconds = len(packages), round(time.monotonic() - began)
+    return (
+        f"{name}: {min(found, total)} of {total} packages downloaded, {min(done, total)} "
+        f"installed, {seconds // 60}:{seconds % 60:02}"
+    )
 
 
 def _take_apart(foreign: Foreign, base: Path, pip: list[str], log: Path) -> None:
@@ -264,7 +308,11 @@ def _run(command: list[str], log: Path) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Lock a file, so that one process at a time builds an environment."""
     with path.open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{path.stem}: waiting for another process that builds it ...", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
