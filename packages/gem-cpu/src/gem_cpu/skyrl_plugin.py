@@ -10,13 +10,13 @@ without `GEM_CPU=1` it is not called. Replaced:
 - `init_process_group("cpu:gloo,cuda:nccl")` and `init_device_mesh("cuda")`: Gloo, and a mesh of
   CPUs.
 - The address that servers bind and are reached at: this machine's own, 127.0.0.1.
-- On Python 3.11 `typing.TypedDict` is that of typing_extensions (skyrl declares 3.12).
+- On Python 3.11 pydantic takes `typing.TypedDict`, of which it misses nothing that SkyRL needs
+  (skyrl declares 3.12).
 """
 
 from __future__ import annotations
 
 import sys
-import typing
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -33,10 +33,17 @@ _state = {"replaced": False}
 
 def install() -> None:
     """Register the replacements, which take effect when SkyRL's trainer is imported."""
+    if sys.version_info < (3, 12):
+        schema = "pydantic._internal._generate_schema"
+        after_import("skyrl", lambda module: after_import(schema, _typed_dicts))
     # Not with `skyrl` itself: its Tinker server with JAX needs none of this.
     for name in ("skyrl.train", "skyrl.backends.skyrl_train"):
         after_import(name, lambda module: _replace())
     after_import(f"{_SERVERS}.common", _loopback)
+
+
+def _typed_dicts(module: ModuleType) -> None:
+    module._SUPPORTS_TYPEDDICT = True  # type: ignore[attr-defined]
 
 
 def _replace() -> None:
@@ -48,10 +55,6 @@ def _replace() -> None:
         "CUDA, NCCL, CUDA IPC weight transfer, colocation, sleep and wake-up of the engine, flash "
         "attention, autocast to bf16, torch.compile, more than one node",
     )
-    if sys.version_info < (3, 12):
-        import typing_extensions
-
-        typing.TypedDict = typing_extensions.TypedDict
     stub_flash_attention()
     _replace_cuda()
     _replace_nccl()
