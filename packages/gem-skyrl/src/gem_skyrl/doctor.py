@@ -20,8 +20,9 @@ ROUTER = "pd_disaggregation"
 
 def check_hooks() -> str:
     """SkyRL can be imported, and has what is extended or called."""
-    doctor.importable("gem_skyrl.entrypoint", what="SkyRL with GEM's classes", hints=HINTS)
-    return check_seams(TRAINER, SEAMS)
+    modules = ("gem_skyrl.entrypoint", "gem_skyrl.worker")
+    _, worker = doctor.importable(*modules, what="SkyRL with GEM's classes", hints=HINTS)
+    return check_seams(TRAINER, [*SEAMS, *worker.SEAMS])
 
 
 def check_router() -> str:

@@ -1,4 +1,4 @@
-"""What is extended or called of SkyRL."""
+"""What is extended or called of SkyRL in the trainer's process; `worker.SEAMS`: in the learner's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _SERVERS = "skyrl.backends.skyrl_train.inference_servers"
 SEAMS = (
     Seam(f"{_SYNC}._build_train_dataloader_and_compute_training_steps", "self"),
     Seam(f"{_ASYNC}._build_train_dataloader_and_compute_training_steps", "self"),
+    Seam(f"{_SYNC}.build_models", "self, PolicyWorker, CriticWorker, RefWorker"),
     Seam(f"{_SYNC}.convert_to_training_input", "self, generator_output, uids"),
     Seam(f"{_SYNC}.apply_reward_kl_penalty", "self, data"),
     Seam(f"{_SYNC}.compute_advantages_and_returns", "self, data"),

@@ -65,6 +65,12 @@ class _GemTrainer:
         most = self.cfg.trainer.max_training_steps
         return steps if most is None else min(steps, int(most))
 
+    def build_models(self: Any, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:  # noqa: N803
+        """Make the workers; the policy's under FSDP is `gem_skyrl.worker`'s."""
+        if self.cfg.trainer.strategy == "fsdp":
+            from gem_skyrl.worker import PolicyWorker
+        super().build_models(PolicyWorker, CriticWorker, RefWorker)  # type: ignore[misc]
+
     async def train(self: Any) -> None:
         """Train to the end.
 
