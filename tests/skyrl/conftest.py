@@ -1,42 +1,34 @@
-"""What the adapter's tests share: a configuration of the trainer, and a small experiment."""
+"""What the tests of gem-skyrl share: SkyRL without a GPU, its trainers without workers."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
-from gem_cpu.tiny_model import ensure
-from gem_train.experiment.runspec import RunSpec
+# Everything here needs the environment that `make env-skyrl` builds.
+if importlib.util.find_spec("skyrl") is None:
+    collect_ignore_glob = ["test_*.py"]
+elif os.environ.get("GEM_CPU") == "1":
+    from gem_cpu import skyrl_plugin
+
+    skyrl_plugin.install()
+
+
+def _world() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("world", Path(__file__).with_name("world.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["world"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
-def model() -> str:
-    """Folder of a model, whose tokenizer has a chat format."""
-    return str(ensure())
-
-
-@pytest.fixture
-def config(model: str, tmp_path: Path) -> dict[str, Any]:
-    """The trainer's configuration."""
-    gem = {"max_failed_fraction": 0.5, "record_dir": str(tmp_path / "record")}
-    return {"model": model, "gem": gem}
-
-
-@pytest.fixture
-def spec(model: str) -> RunSpec:
-    """A small experiment with an evaluation."""
-    game = {"id": "game:GuessTheNumber-v0-easy", "params": {"hint": "range", "prompt": "short"}}
-    tokens = {"prompt_tokens": 40, "response_tokens": 64, "turn_tokens": 4}
-    return RunSpec.from_mapping(
-        {
-            "name": "small",
-            "env": game,
-            "policy": {"model": model, **tokens},
-            "algorithm": {"advantage": "reinforce", "gamma": 0.9},
-            "optimizer": {"lr": 0.01},
-            "training": {"iterations": 3, "tasks": 4, "group_size": 2},
-            "eval": [{"name": "same", **game, "episodes": 4, "every": 2}],
-        }
-    )
+def world() -> ModuleType:
+    """The helpers of world.py."""
+    return _world()
