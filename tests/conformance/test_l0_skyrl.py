@@ -19,6 +19,7 @@ from gem.trajectory import Trajectory  # noqa: E402
 from gem_skyrl.trainer import place, trained_row  # noqa: E402
 from gem_train.experiment.runspec import AlgorithmPart  # noqa: E402
 from gem_train.testing.conformance import L0Suite, Rows, critic  # noqa: E402
+from gem_train.testing.golden import golden_batch, golden_turn_rows  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location(
     "world", Path(__file__).parents[1] / "skyrl" / "world.py"
@@ -29,6 +30,7 @@ _spec.loader.exec_module(world)
 
 
 class TestSkyRL(L0Suite):
+    batches = (golden_batch,)
     asynchronous = False
 
     @pytest.fixture(autouse=True, params=[1, 3], ids="{} ranks".format)
@@ -60,7 +62,16 @@ class TestSkyRL(L0Suite):
         return [rows[list(numbers).index(i)] for i in range(len(batch))]
 
 
-class TestSkyRLAsynchronous(TestSkyRL):
+class TestRowsOfTurns(TestSkyRL):
+    """An episode has a row a turn, for which there is no critic."""
+
+    batches = (golden_turn_rows,)
+    critic = False
+
+
+class TestAsynchronous(TestSkyRL):
+    """The other loop, whose batches are put together of groups."""
+
     asynchronous = True
 
     @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem_skyrl.dataset import line
-from gem_skyrl.settings import Settings
+from gem_skyrl.settings import NO_VALUES, Settings
 from gem_skyrl.version import SUPPORTED_SKYRL, check_skyrl
 from gem_train import entries, platforms
 from gem_train.experiment.tasksets import dataset_text
@@ -289,6 +289,13 @@ TABLE = Table(
         "sampling.temperature": Computed(_temperature, f"{_SAMPLING}.temperature"),
         "sampling.top_p": Copied(f"{_SAMPLING}.top_p"),
         "sampling.top_k": Copied(f"{_SAMPLING}.top_k"),
+        "algorithm.advantage": (
+            Copied("gem.advantage"),
+            Refused(
+                lambda run, value: run.critic and not run.spec.policy.one_row,
+                "{run.spec.policy.shown} makes several rows of an episode: " + NO_VALUES,
+            ),
+        ),
         "algorithm.gamma": Copied(f"{_ALGORITHM}.gamma"),
         "algorithm.lam": Copied(f"{_ALGORITHM}.lambd"),
         "algorithm.loss": Computed(_loss, f"{_ALGORITHM}.policy_loss_type"),

@@ -11,6 +11,8 @@ from gem.tables import setting
 from gem_train import settings
 
 _OWN = "it would change what GEM's advantages are made of, or which rows are trained on"
+NO_VALUES = "a turn without tokens has a row of its own, in which SkyRL computes no value"
+"""Why there is no critic where an episode has several rows."""
 REFUSED = {
     "trainer.algorithm.zero_variance_filter": False,
     "trainer.algorithm.dynamic_sampling.type": None,
@@ -55,6 +57,11 @@ def read(config: Any) -> Settings:
         need = "no critic: leave out" if critic else "a critic: set"
         raise ConfigurationError(
             f"gem.advantage={found.advantage} needs {need} trainer.critic.model.path"
+        )
+    if critic and config.generator.step_wise_trajectories:
+        raise ConfigurationError(
+            f"gem.advantage={found.advantage}: {NO_VALUES}; set "
+            "generator.step_wise_trajectories=false"
         )
     place = config.trainer.placement
     ranks = place.policy_num_nodes * place.policy_num_gpus_per_node
