@@ -64,7 +64,9 @@ CASES: Mapping[str, Case] = {
         ("trl", "verl", "oat", "skyrl", "tinker"),
         PASSES,
     ),
-    "sequence": Case(("algorithm.ratio=sequence", "algorithm.clip=0.01"), ("verl", "oat", "skyrl"), PASSES),
+    "sequence": Case(
+        ("algorithm.ratio=sequence", "algorithm.clip=0.01"), ("verl", "oat", "skyrl"), PASSES
+    ),
     "row-mean-token-mean": Case(
         ("algorithm.loss_aggregation=row-mean-token-mean",),
         ("trl", "verl", "openrlhf", "oat", "skyrl", "tinker"),

@@ -199,14 +199,15 @@ def _correction(run: Run) -> dict[str, Any]:
     if most is None:
         return {}
     correction = f"{_ALGORITHM}.off_policy_correction"
-    return {f"{correction}.tis_ratio_type": "token", f"{correction}.token_tis_ratio_clip_high": most}
+    return {
+        f"{correction}.tis_ratio_type": "token",
+        f"{correction}.token_tis_ratio_clip_high": most,
+    }
 
 
 def _steps(run: Run) -> dict[str, Any]:
     size = run.spec.training.tasks // run.spec.algorithm.minibatches
-    return dict.fromkeys(
-        ("trainer.policy_mini_batch_size", "trainer.critic_mini_batch_size"), size
-    )
+    return dict.fromkeys(("trainer.policy_mini_batch_size", "trainer.critic_mini_batch_size"), size)
 
 
 def _schedule(run: Run) -> dict[str, Any]:

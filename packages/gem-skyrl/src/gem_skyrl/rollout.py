@@ -173,9 +173,7 @@ class GemGenerator(GeneratorInterface):  # type: ignore[misc]
             if settings.seed is not None:
                 seed = (settings.seed, row.task.seed, row.number, *key)
             sampler = EpisodeSampler(self.chat.stop_ids, seed, self.engines, params)
-            plays.append(
-                settings.play(row.task, sampler, self.chat, self.budget, group=row.number)
-            )
+            plays.append(settings.play(row.task, sampler, self.chat, self.budget, group=row.number))
         return await together(plays)
 
 
