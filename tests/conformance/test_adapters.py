@@ -162,6 +162,19 @@ def test_dynamic_sampling_trains_on_the_groups_that_the_reference_chooses(
         assert any(enough)
 
 
+@pytest.mark.parametrize("trainer", ["trl", pytest.param("tinker", marks=pytest.mark.nightly)])
+def test_overlong_episodes_are_left_out_of_the_loss(
+    trainer: str, run: Run, tmp_path: Path
+) -> None:
+    """The reference says which these are, and what that makes of loss and gradient."""
+    overlong = ["training.mask_overlong=true", "policy.turn_tokens=5", "training.iterations=6"]
+    folder = run(trainer, tmp_path / "run", SAMPLED, *SETTINGS, *overlong, "optimizer.lr=1e-4")
+    check_sampled(folder, tmp_path / "adapter")
+    assert all(0 < line["overlong_rate"] < 1 for line in read_run(folder).metrics)
+    for episode in read_run(folder).episodes():
+        assert bool(episode.rows) == (episode.trajectory.length_stops == 0)
+
+
 def check_sampled(folder: Path, unpacked: Path) -> None:
     """Audit a run of six iterations, with the adapter that it began with."""
     adapter = beginning(folder, unpacked)

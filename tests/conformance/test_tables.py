@@ -119,6 +119,7 @@ OTHER: dict[str, Any] = {
     "training.group_size": 4,
     "training.staleness": 2,
     "training.extra_batches": 2,
+    "training.mask_overlong": True,
     "training.precision": "bf16",
     "training.max_failed_fraction": 0.7,
     "training.info_metrics": ["tries", "moves"],

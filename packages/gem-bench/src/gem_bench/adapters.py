@@ -204,8 +204,8 @@ _DEFINED = {
     ),
     "optimizer": ("lr schedule warmup min_lr_ratio type beta1 beta2 eps weight_decay grad_clip"),
     "training": (
-        "iterations tasks group_size staleness extra_batches precision max_failed_fraction "
-        "info_metrics"
+        "iterations tasks group_size staleness extra_batches mask_overlong precision "
+        "max_failed_fraction info_metrics"
     ),
     "sampling": "temperature top_p top_k",
     "eval": "name id params seed episodes every temperature",

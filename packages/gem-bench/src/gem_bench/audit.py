@@ -138,7 +138,8 @@ def audit(
         turns = turn_advantages(
             spec.algorithm, episodes, state=learner.estimator_state, trained=counted
         )
-        rows = [row for row in rows if counted[row.episode]]
+        in_loss = spec.training.in_loss(episodes, counted)
+        rows = [row for row in rows if in_loss[row.episode]]
         replayed = learner.update(rows, *turns, iteration)
         norm = second.update(rows, *turns, iteration)["grad_norm"]
         if replayed["grad_norm"]:

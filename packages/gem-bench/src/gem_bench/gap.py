@@ -95,7 +95,8 @@ def gaps(
         turns = turn_advantages(
             spec.algorithm, episodes, state=learner.estimator_state, trained=counted
         )
-        replayed = learner.update([row for row in rows if counted[row.episode]], *turns, iteration)
+        in_loss = spec.training.in_loss(episodes, counted)
+        replayed = learner.update([row for row in rows if in_loss[row.episode]], *turns, iteration)
         yield Gap(
             iteration,
             sum(len(row.sampled) for row in rows),

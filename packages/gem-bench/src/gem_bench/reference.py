@@ -545,6 +545,8 @@ def train(
             advantage, target = turn_advantages(
                 spec.algorithm, episodes, values, learner.estimator_state, added, counted
             )
+            in_loss = spec.training.in_loss(episodes, counted)
+            rows = [row for row in rows if in_loss[row.episode]]
             metrics = learner.update(rows, advantage, target, iteration)
             metrics |= {"update_s": time.perf_counter() - began}
             trained = partial(trained_rows, rows, episodes, advantage)

@@ -159,6 +159,7 @@ TABLE = Table(
             Copied("extra_batches"),
             entries.without_schedule("the tasks of extra batches are places in a task set"),
         ),
+        "training.mask_overlong": Copied("mask_overlong"),
         "training.group_size": (Copied("group_size"), entries.GROUPED),
         "training.precision": (
             Elsewhere("of the model's files, on gem-cpu's server"),

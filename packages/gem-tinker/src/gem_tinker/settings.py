@@ -9,6 +9,7 @@ from functools import partial
 from gem.tables import assignments, filled, setting
 from gem_train import settings
 from gem_train.experiment import tasksets
+from gem_train.experiment.filtering import Filtering
 from gem_train.experiment.losses import AGGREGATIONS
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem_train.experiment.schedule import Schedule
@@ -29,7 +30,7 @@ TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(settings.Settings, Schedule):
+class Config(settings.Settings, Schedule, Filtering):
     """A direct run: `Settings`, which says how episodes are played, and the rest."""
 
     model: str = setting("base model, by the name the server knows it by", check=filled)
@@ -42,13 +43,6 @@ class Config(settings.Settings, Schedule):
     tasks: int = setting("different tasks in a batch", 16, least=1)
     """Iteration k plays the seeds `seed + k * tasks` and following."""
     group_size: int = setting("episodes of each task", 8, least=1)
-    extra_batches: int | None = setting(
-        "further batches that are played, if need be, in the place of groups with one return; by "
-        "default all groups are trained on",
-        None,
-        least=0,
-    )
-    """See `gem_train.experiment.filtering`."""
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     response_tokens: int = setting("most tokens appended to a fresh prompt", 4096, least=1)
     temperature: float = setting("1, or 0 for greedy: the losses know no other", 1.0, least=0)

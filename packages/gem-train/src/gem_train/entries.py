@@ -51,9 +51,10 @@ SYNCHRONOUS: Part = {
 """Of a trainer, or an adapter, that samples and trains in turn."""
 
 PLAYED_ONCE: Part = {
-    "training.extra_batches": Fixed(None, "an iteration has the tasks that the trainer gives it")
+    "training.extra_batches": Fixed(None, "an iteration has the tasks that the trainer gives it"),
+    "training.mask_overlong": Fixed(False, "the rows of all valid episodes are trained on"),
 }
-"""Of a trainer, or an adapter, that trains on all groups that it plays."""
+"""Of a trainer, or an adapter, that trains on all episodes that it plays."""
 
 CONSTANT_RATE: Part = {
     "optimizer.schedule": Fixed("constant", "schedules are not compiled for this trainer"),

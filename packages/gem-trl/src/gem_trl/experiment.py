@@ -64,6 +64,16 @@ _LOSS_TYPES = {
 }
 """TRL's `loss_type` of the clipped surrogate."""
 
+_FILLED_UP = Refused(
+    lambda run, value: (
+        value not in (None, False)
+        and run.spec.algorithm.loss_aggregation in _LOSS_TYPES
+        and run.spec.algorithm.loss_aggregation != "token-mean"
+    ),
+    "rows without tokens fill up TRL's batch and would count in a mean of rows; choose the "
+    "loss_aggregation 'token-mean'",
+)
+
 
 def _loss(run: Run) -> dict[str, Any]:
     algorithm = run.spec.algorithm
@@ -229,16 +239,9 @@ TABLE = Table(
         "training.extra_batches": (
             Copied(f"{GEM}extra_batches"),
             entries.without_schedule("the tasks of extra batches are rows of a dataset"),
-            Refused(
-                lambda run, value: (
-                    value is not None
-                    and run.spec.algorithm.loss_aggregation in _LOSS_TYPES
-                    and run.spec.algorithm.loss_aggregation != "token-mean"
-                ),
-                "rows without tokens fill up TRL's batch and would count in a mean of rows; choose "
-                "the loss_aggregation 'token-mean'",
-            ),
+            _FILLED_UP,
         ),
+        "training.mask_overlong": (Copied(f"{GEM}mask_overlong"), _FILLED_UP),
         "training.iterations": Computed(_iterations, "max_steps"),
         "training.tasks": (
             Elsewhere("steps_per_generation"),

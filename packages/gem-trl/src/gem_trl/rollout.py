@@ -43,7 +43,10 @@ def training_row(trajectory: Trajectory) -> TrainingRow | None:
 
 
 def columns(
-    trajectories: Sequence[Trajectory], stop_id: int, trained: Sequence[bool]
+    trajectories: Sequence[Trajectory],
+    stop_id: int,
+    trained: Sequence[bool],
+    in_loss: Sequence[bool] | None = None,
 ) -> dict[str, list[Any] | None]:
     """Return what TRL takes from a rollout, an entry an episode.
 
@@ -51,16 +54,20 @@ def columns(
         trajectories: The episodes of this process, in the order of the prompts.
         stop_id: The one token, not trained on, of a row without anything to train on; TRL cannot
             do without.
-        trained: Whether each is trained on.
+        trained: Whether each counts in TRL's statistics.
+        in_loss: Whether the row of each is in the loss; by default of those that count.
     """
     empty = TrainingRow([stop_id], [stop_id], [0], [0.0], [])
-    pairs = list(zip(trajectories, trained, strict=True))
-    rows = [(training_row(trajectory) if counts else None) or empty for trajectory, counts in pairs]
+    shown = zip(trajectories, in_loss or trained, strict=True)
+    rows = [(training_row(trajectory) if counts else None) or empty for trajectory, counts in shown]
     logprobs = [row.logprobs for row in rows]
     return {
         "prompt_ids": [row.prompt_ids for row in rows],
         "completion_ids": [row.response_ids for row in rows],
         "logprobs": None if any(known is None for known in logprobs) else logprobs,
         "env_mask": [row.mask for row in rows],
-        "episode_return": [t.total_reward if t.valid and counts else None for t, counts in pairs],
+        "episode_return": [
+            t.total_reward if t.valid and counts else None
+            for t, counts in zip(trajectories, trained, strict=True)
+        ],
     }

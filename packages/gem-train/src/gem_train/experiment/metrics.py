@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gem.blame import CAUSES, Cause
 from gem.errors import ConfigurationError
 from gem.trajectory import Failure
+from gem_train.experiment.filtering import overlong
 from gem_train.packed import Played
 
 FAILED_BY_CAUSE: dict[Cause, str] = {cause: f"failed_{cause}" for cause in CAUSES}
@@ -52,10 +53,11 @@ def episode_metrics(
         (undiscounted return, population standard deviation), `turns_mean`, `tokens_per_episode`
         (sampled), `format_error_rate` (episodes with a format error), `truncated_rate` (ended by
         the environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
-        changed), and `length_stop_rate` (turns cut by a token limit). Without a valid episode
-        these are left out. Of each environment that has a name (`Task.name`) and a valid episode
-        there are also those of `environment_metrics`, of opponents those of `opponent_metrics`, and
-        of `info` those of `info_metrics`.
+        changed), `overlong_rate` (episodes of which a token limit cut a turn or the end) and
+        `length_stop_rate` (turns cut by a token limit). Without a valid episode these are left out.
+        Of each environment that has a name (`Task.name`) and a valid episode there are also those
+        of `environment_metrics`, of opponents those of `opponent_metrics`, and of `info` those of
+        `info_metrics`.
     """
     valid = [t for t in trajectories if t.valid]
     turns = sum(len(t.rewards) for t in valid)
@@ -82,6 +84,7 @@ def episode_metrics(
         format_error_rate=sum(t.format_error for t in valid) / n,
         truncated_rate=sum(t.end != "terminated" for t in valid) / n,
         drift_rate=sum(t.drifted for t in valid) / n,
+        overlong_rate=sum(map(overlong, valid)) / n,
         length_stop_rate=sum(t.length_stops for t in valid) / max(turns, 1),
     )
     parts = environment_metrics(valid) | opponent_metrics(valid)

@@ -17,6 +17,7 @@ from gem.rollout.prompting import Prompting
 from gem.tables import build, filled, parse_toml, setting
 from gem.tasks import Task, TaskSet
 from gem_train.experiment.estimate import Shaping
+from gem_train.experiment.filtering import Filtering
 from gem_train.experiment.losses import PolicyLoss
 from gem_train.experiment.metrics import check_info_names
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
@@ -138,7 +139,7 @@ class OptimizerPart(Schedule):
 
 
 @dataclass(frozen=True)
-class TrainingPart:
+class TrainingPart(Filtering):
     """Size of the run; each iteration plays `tasks * group_size` episodes."""
 
     iterations: int = setting("batches to train on", least=1)
@@ -148,13 +149,6 @@ class TrainingPart:
         "iterations by which the policy that samples is older than the one that is trained: batch "
         "`i` is played with the weights after `max(0, i - staleness)` iterations",
         0,
-        least=0,
-    )
-    extra_batches: int | None = setting(
-        "dynamic sampling: groups whose valid episodes all have the same return are not trained "
-        "on, and up to so many further batches of tasks are played until there are `tasks` groups; "
-        "by default all groups are trained on",
-        None,
         least=0,
     )
     precision: str = setting("parameters and arithmetic", "fp32", choices=("fp32", "bf16"))
