@@ -163,9 +163,7 @@ def test_dynamic_sampling_trains_on_the_groups_that_the_reference_chooses(
 
 
 @pytest.mark.parametrize("trainer", ["trl", pytest.param("tinker", marks=pytest.mark.nightly)])
-def test_overlong_episodes_are_left_out_of_the_loss(
-    trainer: str, run: Run, tmp_path: Path
-) -> None:
+def test_overlong_episodes_are_left_out_of_the_loss(trainer: str, run: Run, tmp_path: Path) -> None:
     """The reference says which these are, and what that makes of loss and gradient."""
     overlong = ["training.mask_overlong=true", "policy.turn_tokens=5", "training.iterations=6"]
     folder = run(trainer, tmp_path / "run", SAMPLED, *SETTINGS, *overlong, "optimizer.lr=1e-4")
