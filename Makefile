@@ -103,6 +103,11 @@ baselines-verl: env-dev env-verl ## The discount's figure again, in real verl
 	$(BENCH) sweep recipes/sweeps/discount-verl.toml --cpu --out $(RUNS)/baselines --jobs 1
 	$(DEV) tools/baselines.py $(RUNS)/baselines
 
+.PHONY: release-check
+release-check: ## Build every package twice and check what would be released; TRAINERS=1: also beside the trainers
+	@$(VENVS) release
+	.venvs/release/bin/python tools/release_check.py $(if $(TRAINERS),--trainers)
+
 .PHONY: wheels
 wheels: ## Wheels of all packages in dist/: pip install --find-links dist gem-verl 'gem-core[all]' ...
 	@rm -rf dist && $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w dist $(wildcard packages/gem-*)
