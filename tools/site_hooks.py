@@ -1,4 +1,4 @@
-"""What the documentation's site needs beyond MkDocs: links that leave docs/, and GitHub's tables.
+"""What the documentation's site needs beyond MkDocs: links that leave docs/, and notebooks as pages.
 
 Pages link to files of the repository by relative paths, as GitHub wants it. On the site such a file
 is a page of its own below `source/`, so that every link works there, too, and without a network.
@@ -6,6 +6,7 @@ is a page of its own below `source/`, so that every link works there, too, and w
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def in_prose(text: str, change: Callable[[str], str]) -> str:
     return "".join([*parts, change(text[at:])])
 
 
-def on_site(path: str) -> str:
+def uri_of(path: str) -> str:
     """Return the page, or the file, on the site of a file of the repository."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
@@ -61,9 +62,9 @@ def rewritten(text: str, path: str, uri: str, found: Callable[[str], Any]) -> st
         if not (ROOT / target).exists():
             raise PluginError(f"{path}: there is no {target}")
         if path.startswith("docs/") and target.startswith("docs/"):
-            return match[0]
+            return f"{match[1]}{match[2].replace('.ipynb', '.md')}{match[3]}"
         found(target)
-        leads = posixpath.relpath(on_site(target), posixpath.dirname(uri))
+        leads = posixpath.relpath(uri_of(target), posixpath.dirname(uri))
         return f"{match[1]}{leads}{match[3]}"
 
     return in_prose(text, lambda prose: LINK.sub(change, prose))
@@ -76,7 +77,7 @@ def source_page(path: str, found: Callable[[str], Any]) -> str:
         readme = target / "README.md"
         if readme.exists():
             text = readme.read_text(encoding="utf-8")
-            return _HIDDEN + rewritten(text, f"{path}/README.md", on_site(path), found)
+            return _HIDDEN + rewritten(text, f"{path}/README.md", uri_of(path), found)
         files = sorted(
             file.name
             for file in target.iterdir()
@@ -84,30 +85,51 @@ def source_page(path: str, found: Callable[[str], Any]) -> str:
         )
         for file in files:
             found(f"{path}/{file}")
-        here = posixpath.dirname(on_site(path))
+        here = posixpath.dirname(uri_of(path))
         links = [
-            f"- [`{file}`]({posixpath.relpath(on_site(f'{path}/{file}'), here)})" for file in files
+            f"- [`{file}`]({posixpath.relpath(uri_of(f'{path}/{file}'), here)})" for file in files
         ]
         return f"{_HIDDEN}# `{path}`\n\n" + "\n".join(links) + "\n"
     text = target.read_text(encoding="utf-8")
     if path.endswith(".md"):
-        return _HIDDEN + rewritten(text, path, on_site(path), found)
+        return _HIDDEN + rewritten(text, path, uri_of(path), found)
     ticks = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, ticks + 1)
     language = LANGUAGES.get(target.suffix, "text")
     return f"{_HIDDEN}# `{path}`\n\n{fence}{language}\n{text.rstrip()}\n{fence}\n"
 
 
+def notebook_page(path: Path) -> str:
+    """Return a notebook as a page: texts, code and what the code printed."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            said = output.get("text") or output.get("data", {}).get("text/plain") or []
+            parts.append(f"```text\n{''.join(said).rstrip()}\n```")
+    title, *rest = parts
+    download = f'<a href="{path.name}" download>This page as a notebook</a>'
+    return "\n\n".join([title, download, *rest]) + "\n"
+
+
 def on_files(files: Files, *, config: Any) -> Files:
     """Add a page for every file of the repository that a page links to."""
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        page = notebook_page(Path(file.abs_src_path or ""))
+        uri = file.src_uri.replace(".ipynb", ".md")
+        files.append(File.generated(config, uri, content=page))
     waiting: list[str] = []
     for file in files.documentation_pages():
-        text = Path(file.abs_src_path or "").read_text(encoding="utf-8")
+        text = file.content_string
         rewritten(text, f"docs/{file.src_uri}", file.src_uri, waiting.append)
     made: set[str] = set()
     while waiting:
         path = waiting.pop()
-        uri = on_site(path)
+        uri = uri_of(path)
         if uri in made or path.startswith("docs/"):
             continue
         made.add(uri)
