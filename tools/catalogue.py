@@ -196,9 +196,8 @@ def index() -> str:
 
 
 def _some(ids: Sequence[str]) -> str:
-    """Return ids for a cell: the first three, and how many more there are."""
-    told = ", ".join(f"`{id}`" for id in ids[:3])
-    return f"{told} and {len(ids) - 3} more" if len(ids) > 3 else told
+    """Return ids for a cell: the first one, and how many more there are."""
+    return f"`{ids[0]}`" + (f" and {len(ids) - 1} more" if len(ids) > 1 else "")
 
 
 def write(folder: Path, check: bool) -> Mapping[str, str]:
