@@ -15,7 +15,7 @@ from gem.errors import ConfigurationError
 from gem_bench.__main__ import main
 from gem_bench.fit import GB, PHASES, TRAINERS, Tiles, advise, check, estimate, unknown
 from gem_bench.runspec import SHIPPED, load_hardware, load_spec
-from gem_bench.shape import PUBLISHED, Shape, find_config
+from gem_bench.shape import PUBLISHED, Shape, find_config, qwen3
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 

@@ -152,7 +152,7 @@ class Shape:
         return element * (hidden + inner / split + routed * bool(self.experts))
 
 
-def _qwen3(hidden: int, layers: int, heads: int, inner: int, *, tied: bool) -> dict[str, Any]:
+def qwen3(hidden: int, layers: int, heads: int, inner: int, *, tied: bool) -> dict[str, Any]:
     """Return what the `config.json` of a Qwen3 says; all have 8 key heads of 128."""
     return {
         "model_type": "qwen3",
@@ -168,10 +168,10 @@ def _qwen3(hidden: int, layers: int, heads: int, inner: int, *, tied: bool) -> d
 
 
 PUBLISHED = {
-    "Qwen/Qwen3-1.7B": _qwen3(2048, 28, 16, 6144, tied=True),
-    "Qwen/Qwen3-4B": _qwen3(2560, 36, 32, 9728, tied=True),
-    "Qwen/Qwen3-8B": _qwen3(4096, 36, 32, 12_288, tied=False),
-    "Qwen/Qwen3-32B": _qwen3(5120, 64, 64, 25_600, tied=False),
+    "Qwen/Qwen3-1.7B": qwen3(2048, 28, 16, 6144, tied=True),
+    "Qwen/Qwen3-4B": qwen3(2560, 36, 32, 9728, tied=True),
+    "Qwen/Qwen3-8B": qwen3(4096, 36, 32, 12_288, tied=False),
+    "Qwen/Qwen3-32B": qwen3(5120, 64, 64, 25_600, tied=False),
 }
 """Configurations by hub name, for models that are not downloaded. A name with `-Base` has the same."""
 
