@@ -1,7 +1,7 @@
 """The pictures of docs/concepts.md, drawn from an episode that is played and from `gem.advantage`.
 
-    python tools/pictures.py docs/images            # draw them
-    python tools/pictures.py docs/images --check    # exit status 1 if one is not current
+python tools/pictures.py docs/images            # draw them
+python tools/pictures.py docs/images --check    # exit status 1 if one is not current
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def box(x: float, y: float, width: float, height: float, css: str) -> str:
 
 def episode(context: str) -> Trajectory:
     """Play one game with the oracle's words, as tokens of the tiny model."""
-    from gem_cpu import tiny_model
     from transformers import AutoTokenizer
+
+    from gem_cpu import tiny_model
 
     chat = ChatFormat(AutoTokenizer.from_pretrained(tiny_model.ensure()))
     env = gem.make("game:GuessTheNumber-v0-easy", prompt="short", hint="range")
@@ -98,20 +99,18 @@ def rows() -> str:
         made = played.training_rows()
         count = f"{len(made)} training row{'s' if len(made) > 1 else ''}"
         parts.append(
-            text(left, y, f"context {context}: {len(played.turns)} turns, {count}", font_weight="600")
+            text(
+                left, y, f"context {context}: {len(played.turns)} turns, {count}", font_weight="600"
+            )
         )
         y += 14
         for row in made:
             mask = [0] * len(row.prompt_ids) + list(row.mask)
             for place, sampled in enumerate(mask):
-                parts.append(
-                    box(left + place * size, y, size - 1, 18, "act" if sampled else "obs")
-                )
+                parts.append(box(left + place * size, y, size - 1, 18, "act" if sampled else "obs"))
             y += 26
         y += 22
-    longest = max(
-        len(row.ids) for context in CONTEXTS for row in episode(context).training_rows()
-    )
+    longest = max(len(row.ids) for context in CONTEXTS for row in episode(context).training_rows())
     width = round(left * 2 + longest * size)
     parts += [
         box(left, y - 6, size * 2, 14, "obs"),
@@ -140,9 +139,7 @@ def _bars(
                 parts.append(box(x - 4, middle - 24, step * 4, 48, "void"))
                 parts.append(text(x + 6, middle + 5, "void: left out", "label"))
                 continue
-            parts.append(
-                f'<path class="line" d="M{x - 4} {middle} h{step * 4}" stroke-width="1"/>'
-            )
+            parts.append(f'<path class="line" d="M{x - 4} {middle} h{step * 4}" stroke-width="1"/>')
             for turn, value in enumerate(values):
                 height = abs(value) / largest * 26
                 top = middle - height if value > 0 else middle
@@ -190,8 +187,12 @@ def void() -> str:
     parts, width, height = _bars(panels, void={titles[1]: failed})
     means = []
     for table in (wrong, right):
-        values = [value for one, ok in zip(table.split(returns(table, GAMMA)), valid, strict=True)
-                  for value in one if ok or table is wrong]
+        values = [
+            value
+            for one, ok in zip(table.split(returns(table, GAMMA)), valid, strict=True)
+            for value in one
+            if ok or table is wrong
+        ]
         means.append(sum(values) / len(values))
     words = f"ReBN when task B, episode 2 crashed; mean return {means[0]:.2f} and {means[1]:.2f}"
     parts.append(text(10, height + 16, words, "label"))

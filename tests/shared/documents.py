@@ -11,13 +11,13 @@ A block of `python` without a mark is run and its claims are compared, one of `b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sybil import Document, Region, Sybil
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
-import re
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
