@@ -140,10 +140,10 @@ def index() -> str:
         "",
         "*Written by `make docs`.*",
         "",
-        "A [RunSpec](../runspec.md) says what is learned. The adapter of a trainer says of each key "
-        "how it reaches the trainer, which values are refused, and what differs from the "
-        "reference trainer. These pages are the adapters' own tables, and the command is made from "
-        "them, so that they cannot disagree.",
+        "A [RunSpec](../runspec.md) says what is learned. The adapter of a trainer says of each "
+        "key how it reaches the trainer, which values are refused, and what differs from the "
+        "reference trainer. These pages are the adapters' own tables, and the command is made "
+        "from them, so that they cannot disagree.",
         "",
         *(f"- [{title}]({name}.md)" for name, title in TITLES.items()),
         "- [Recipes of papers](papers.md): which trainer takes which recipe",

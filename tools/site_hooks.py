@@ -1,4 +1,4 @@
-"""What the documentation's site needs beyond MkDocs: links that leave docs/, and notebooks as pages.
+"""What the site needs beyond MkDocs: links that leave docs/, and notebooks as pages.
 
 Pages link to files of the repository by relative paths, as GitHub wants it. On the site such a file
 is a page of its own below `source/`, so that every link works there, too, and without a network.

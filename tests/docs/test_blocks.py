@@ -56,8 +56,7 @@ def bash(text: str) -> str:
     done = subprocess.run(
         ["bash", "-e", "-c", text],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=600,
         check=False,

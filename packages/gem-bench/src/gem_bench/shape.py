@@ -173,7 +173,7 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": qwen3(4096, 36, 32, 12_288, tied=False),
     "Qwen/Qwen3-32B": qwen3(5120, 64, 64, 25_600, tied=False),
 }
-"""Configurations by hub name, for models that are not downloaded. A name with `-Base` has the same."""
+"""Configurations by hub name, of models that are not downloaded; those of `-Base` are the same."""
 
 
 def find_config(model: str, file: Path | None = None) -> dict[str, Any]:
