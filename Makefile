@@ -131,9 +131,9 @@ docs-check: env-dev ## The pages about environments and public modules are curre
 	$(DEV) tools/parity.py docs/parity --check
 	$(DEV) tools/extras.py docs --check
 site: env-site ## Build the documentation's site in site/, with every link checked
-	$(SITE) -m mkdocs build -q --strict
+	$(SITE) -m mkdocs build --strict
 site-serve: env-site ## Show the site while you write: http://127.0.0.1:8000
-	$(SITE) -m mkdocs serve -q
+	$(SITE) -m mkdocs serve
 check-envs: env-dev ## Check every environment that runs offline
 	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json

@@ -21,8 +21,19 @@ SOURCE = "source"
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml"}
 FENCE = re.compile(r"^(`{3,}|~{3,})[^\n]*\n.*?^\1`*\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
-QUIET = {"api": 0.4, "envs": 0.6, "parity": 0.4}
-"""What the search ranks lower: long generated pages, by their folder."""
+BOOST = {
+    "questions.md": 6.0,
+    "tutorials/": 3.0,
+    "concepts.md": 2.0,
+    "glossary.md": 2.0,
+    "api/": 0.4,
+    "envs/": 0.6,
+    "parity/": 0.4,
+    "baselines.md": 0.4,
+    "benchmarks.md": 0.4,
+    "conformance-results.md": 0.4,
+}
+"""What the search ranks higher or lower: pages for a first look, long pages of results."""
 _HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -144,12 +155,12 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Point links of a page at the site's pages; rank generated pages lower in the search."""
+    """Point links of a page at the site's pages; say how high the search ranks it."""
     uri = page.file.src_uri
-    folder = uri.partition("/")[0]
-    if folder in QUIET:
-        page.meta.setdefault("search", {"boost": QUIET[folder]})
-    if folder == SOURCE:
+    for begins, boost in BOOST.items():
+        if uri.startswith(begins):
+            page.meta.setdefault("search", {"boost": boost})
+    if uri.startswith(f"{SOURCE}/"):
         return markdown
     return rewritten(markdown, f"docs/{uri}", uri, lambda _: None)
 
