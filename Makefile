@@ -12,6 +12,7 @@ RL2 := .venvs/rl2/bin/python
 ROLL := .venvs/roll/bin/python
 INSPECT := .venvs/inspect/bin/python
 TRACKERS := .venvs/trackers/bin/python
+SITE := .venvs/site/bin/python
 BENCH := $(DEV) -m gem_bench
 PYTEST := -m pytest -q $(PYTEST_FLAGS)
 RUNS ?= runs
@@ -32,7 +33,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-inspect env-trackers
+.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-inspect env-trackers env-site
 env-core: ## A small environment without torch, for work on gem-core: .venvs/core/bin/python -m pytest tests/core
 	@$(VENVS) core
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
@@ -53,6 +54,8 @@ env-roll: ## Environment for a checkout of ROLL (GEM_ROLL_HOME), with vLLM, all 
 	@$(VENVS) roll
 env-inspect: ## Environment with inspect-ai, for gem-eval's bridge
 	@$(VENVS) inspect
+env-site: ## Environment for the documentation's site and notebooks; no torch (70 s, 0.2 GB)
+	@$(VENVS) site
 env-trackers: ## Environment with TensorBoard, trackio, Weights & Biases and MLflow, for gem-bench log
 	@$(VENVS) trackers
 
@@ -121,7 +124,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2
+.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2
 docs: env-dev ## Write the pages about environments, public modules and how trainers realise a RunSpec
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -132,6 +135,10 @@ docs-check: env-dev ## The pages about environments and public modules are curre
 	$(DEV) tools/api.py docs/api --check
 	$(DEV) tools/parity.py docs/parity --check
 	$(DEV) tools/extras.py docs --check
+site: env-site ## Build the documentation's site in site/, with every link checked
+	$(SITE) -m mkdocs build --strict
+site-serve: env-site ## Show the site while you write: http://127.0.0.1:8000
+	$(SITE) -m mkdocs serve
 check-envs: env-dev ## Check every environment that runs offline
 	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json
