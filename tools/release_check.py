@@ -98,10 +98,8 @@ class Built:
             return email.message_from_bytes(archive.read(name))
 
 
-def build(names: Sequence[str], folder: Path) -> list[Built]:
-    """Build packages into a folder."""
-    # Files in archives get the time of the last commit.
-    date = run("git", "-C", ROOT, "log", "-1", "--format=%ct").strip()
+def build(names: Sequence[str], folder: Path, date: str) -> list[Built]:
+    """Build packages into a folder; `date` is the time of files in archives."""
     built = []
     for name in names:
         into = folder / name
@@ -256,8 +254,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path in (ROOT / "packages").glob("gem-*/pyproject.toml")
     )
     with tempfile.TemporaryDirectory() as folder:
-        first = build(names, Path(folder, "first"))
-        second = build(names, Path(folder, "second"))
+        date = run("git", "-C", ROOT, "log", "-1", "--format=%ct").strip()
+        first = build(names, Path(folder, "first"), date)
+        second = build(names, Path(folder, "second"), date)
         wheels = Path(folder, "wheels")
         wheels.mkdir()
         for each in first:
