@@ -62,7 +62,6 @@ def install() -> None:
     after_import("openrlhf.utils.distributed_util", _gloo_weight_sync)
     after_import("openrlhf.utils.deepspeed.deepspeed", _plain_adam)
     after_import("deepspeed.comm.torch", no_compiled_collectives)
-    after_import("vllm", _engine_arguments)
     if os.environ.get("RAY_ADDRESS") == "local":
         after_import("ray", _no_dashboard)
     if dtype == _FULL:
@@ -75,7 +74,9 @@ def _replace_cuda() -> None:
         "CUDA, NCCL, CUDA IPC weight transfer, colocation, sleep and wake-up of the engine, flash "
         "attention, FusedAdam, torch.compile, more than one node",
     )
-    _stub_flash_attention()
+    # Only OpenRLHF takes them from there.
+    after_import("vllm", _engine_arguments)
+    stub_flash_attention()
     after_import("transformers.modeling_utils", _plain_attention)
     import torch
     from torch.distributed import device_mesh
@@ -116,7 +117,8 @@ def nothing() -> Callable[..., None]:
     return nothing
 
 
-def _stub_flash_attention() -> None:
+def stub_flash_attention() -> None:
+    """Stand in for flash-attn's packing of rows, unless flash-attn is installed."""
     if importlib.util.find_spec("flash_attn") is not None:
         return
 

@@ -140,7 +140,7 @@ def rl2(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
         "skip_server_warmup": True,
         # SGLang by default picks an ephemeral port long before it listens: on a busy machine
         # another connection takes it meanwhile. This range is below the ephemeral ports.
-        "nccl_port": 20_000 + int.from_bytes(digest(run_dir)[:4], "big") % 12_000,
+        "nccl_port": _port(run_dir),
         "log_level": "warning",
     }
     settings = {f"+rollout.server_args.{key}": value for key, value in server.items()}
@@ -199,6 +199,52 @@ def roll(spec: RunSpec, run_dir: Path, hardware: Hardware, *, path: Sequence[Pat
     return Platform(settings, env, unset=[_CUDA])
 
 
+def skyrl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
+    """Return SkyRL's settings and environment variables on CPU.
+
+    Engines and learner have processes of their own: neither can leave its memory to the other.
+    """
+    engine, weights = "generator.inference_engine", run_dir / "weights"
+    tokens = spec.policy.tokens
+    settings: dict[str, Any] = {
+        "trainer.placement.colocate_all": False,
+        "trainer.use_expandable_segments": False,
+        "trainer.enable_ray_gpu_monitor": False,
+        f"{engine}.enable_ray_prometheus_stats": False,
+        f"{engine}.enforce_eager": True,
+        f"{engine}.max_num_seqs": min(spec.episodes, _MOST_SEQUENCES),
+        f"{engine}.max_num_batched_tokens": max(4096, tokens),
+        # SkyRL names the worker for GPUs where it starts engines by Ray.
+        f"{engine}.distributed_executor_backend": "mp",
+        f"{engine}.engine_init_kwargs.worker_cls": "vllm.v1.worker.cpu_worker.CPUWorker",
+        f"{engine}.engine_init_kwargs.enable_chunked_prefill": False,
+        # SkyRL's own way for weights that needs neither NCCL nor a GPU's memory: files.
+        f"{engine}.weight_sync_backend": "delta",
+        f"{engine}.delta_weight_sync.sync_dir": weights / "published",
+        f"{engine}.delta_weight_sync.local_checkpoint_dir": weights / "received",
+        f"{engine}.delta_weight_sync.publish_staging_dir": weights / "staged",
+    }
+    # The reference model shares the policy's slot.
+    models = 1 + spec.algorithm.estimator.needs_critic
+    slots = models * hardware.gpus + hardware.engines * hardware.engine.tensor_parallel
+    env = {
+        **_COMMON,
+        **_NO_COMPILER,
+        **_LOOPBACK,
+        **_VLLM,
+        **_RAY,
+        **python_path(_STARTUP),
+        "RAY_ADDRESS": "local",  # the run's own cluster, which ends with the launcher
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 6 + 2 * slots, "GPU": slots}),
+        "RAY_TMPDIR": socket_folder(run_dir),
+        # Two runs would look for a free port in the same range, and meet there.
+        "SKYRL_VLLM_START_PORT": str(_port(run_dir)),
+        "SKYRL_DUMP_INFRA_LOG_TO_STDOUT": "1",
+    }
+    return Platform(settings, env, unset=[_CUDA])
+
+
 def tinker(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return a local Tinker server on CPU, compiled for one number and length of rows."""
     policy = spec.policy
@@ -218,6 +264,11 @@ def tinker(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
         before=["python", "-m", "gem_cpu.tinker_server", *options, "--"],
         state=["server"],
     )
+
+
+def _port(run_dir: Path) -> int:
+    """Return a port for a run, below those that the system gives to connections."""
+    return 20_000 + int.from_bytes(digest(run_dir)[:4], "big") % 12_000
 
 
 def engine_server(engine: str) -> dict[str, str]:

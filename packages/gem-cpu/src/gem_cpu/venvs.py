@@ -97,6 +97,8 @@ SPECS = {
     ),
     "rl2": Spec((*CORE, "gem-rl2", "gem-cpu"), ((3, 11),)),
     "roll": Spec((*CORE, "gem-roll", "gem-cpu"), ((3, 11),)),
+    # skyrl declares Python 3.12; skyrl_plugin.py says what 3.11 lacks.
+    "skyrl": Spec((*CORE, "gem-skyrl", "gem-cpu"), ((3, 11),), any_python=True),
     "tinker": Spec((*CORE, "gem-tinker", "gem-cpu"), ((3, 11),)),
     # The server, a process of its own, pins an older SDK. skyrl declares 3.12; see tinker_skyrl.py.
     "tinker-server": Spec((*CORE, "gem-cpu"), ((3, 11),), any_python=True),

