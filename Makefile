@@ -125,16 +125,18 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 # Checks
 
 .PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2
-docs: env-dev ## Write the pages about environments, public modules and how trainers realise a RunSpec
+docs: env-dev ## Write the pages about environments, public modules and trainers, and the pictures of concepts
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
 	$(DEV) tools/parity.py docs/parity
 	$(DEV) tools/extras.py docs
+	$(DEV) tools/pictures.py docs/images
 docs-check: env-dev ## The pages about environments and public modules are current
 	$(DEV) tools/catalogue.py docs/envs --check
 	$(DEV) tools/api.py docs/api --check
 	$(DEV) tools/parity.py docs/parity --check
 	$(DEV) tools/extras.py docs --check
+	$(DEV) tools/pictures.py docs/images --check
 site: env-site ## Build the documentation's site in site/, with every link checked
 	$(SITE) -m mkdocs build --strict
 site-serve: env-site ## Show the site while you write: http://127.0.0.1:8000
@@ -157,14 +159,16 @@ check: env-dev lint types ## Style, types, and the tests that your change can br
 	@tests="$$($(DEV) tools/graph.py $(BASE))"; if test -n "$$tests"; then \
 	  $(DEV) $(PYTEST) --timeout 1200 -n 2 --dist worksteal -m "not slow and not nightly" $$tests; \
 	else echo "no test can see what is changed"; fi
-TESTS := test-dev test-trl
+TESTS := test-dev test-trl test-site
 ALL_TESTS := $(TESTS) test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-inspect
 test: ## Unit, property and installation tests, of TRL conformance L0
 	@$(MAKE) --no-print-directory --keep-going $(TESTS)
 test-all: ## The same of all trainers
 	@$(MAKE) --no-print-directory --keep-going $(ALL_TESTS)
 test-dev: env-dev
-	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/bench tests/eval tests/cpu tests/packages
+	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/bench tests/eval tests/cpu tests/packages tests/docs
+test-site: env-site
+	$(SITE) $(PYTEST) --timeout 1200 tests/site
 test-trl: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/trl tests/conformance
 # The oldest supported TRL, which one-GPU trainers built on TRL ask for, and the newest transformers.

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from documents import PAGES, ROOT, blocks
 
+from gem_bench.runspec import hardware_keys, reference_keys
+
+GYMNASIUM = "packages/gem-core/examples/from-gymnasium"
+CHECK = """
+import from_gymnasium
+from gem_check import check_env
+
+report = check_env("mine:Corridor-v0")
+print(report)
+raise SystemExit(not report.passed)
+"""
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
 
 
@@ -82,3 +94,42 @@ def test_workflows_run_targets_that_exist_for_every_trainer() -> None:
     assert asked and set(asked) <= known
     for form in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
         assert yaml.safe_load(form.read_text())["body"]
+
+
+def test_the_settings_named_for_the_original_s_flags_exist() -> None:
+    """The table of training flags: keys of a RunSpec or hardware file, and flags of `gem_oat`."""
+    text = (ROOT / "docs" / "moving.md").read_text(encoding="utf-8")
+    rows = text.partition("## The training command")[2].partition("| original flag")[2]
+    cells = [line.split("|")[1:-1] for line in rows.splitlines()[2:] if line.startswith("|")]
+    keys = {key.name.replace("[]", "") for key in (*reference_keys(), *hardware_keys())}
+    named = {
+        name
+        for _, ours, _ in cells
+        for name in re.findall(r"`((?:[a-z_]+\.)+[a-z_]+)", ours.replace("`[[eval]]`", ""))
+    }
+    assert len(named) > 25
+    assert not [key for key in named if not any(key == k or key.startswith(f"{k}.") for k in keys)]
+    settings = (ROOT / "packages/gem-oat/src/gem_oat/settings.py").read_text(encoding="utf-8")
+    flags = {flag for *_, oat in cells for flag in re.findall(r"--(gem_[a-z_]+)", oat)}
+    assert flags
+    page = (ROOT / "docs" / "oat.md").read_text(encoding="utf-8")
+    assert not [flag for flag in flags if f"`--{flag}`" not in page and flag not in settings]
+
+
+def test_the_page_of_the_gymnasium_adapter_shows_the_file() -> None:
+    source = (ROOT / GYMNASIUM / "from_gymnasium.py").read_text(encoding="utf-8")
+    shown = [
+        block.source
+        for block in blocks(ROOT / "docs" / "tutorials" / "from-gymnasium.md")
+        if block.info == "python"
+    ]
+    adapter = shown[0].partition("class ")[2]
+    assert "class FromGymnasium" in shown[0] and adapter.strip() in source
+    assert shown[3].partition("gem.register")[2].strip() in source
+
+
+def test_the_gymnasium_adapter_keeps_the_contract() -> None:
+    checked = subprocess.run(
+        [sys.executable, "-c", CHECK], cwd=ROOT / GYMNASIUM, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
