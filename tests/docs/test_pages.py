@@ -133,3 +133,12 @@ def test_the_gymnasium_adapter_keeps_the_contract() -> None:
         [sys.executable, "-c", CHECK], cwd=ROOT / GYMNASIUM, capture_output=True, text=True
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_pages_named_in_code_exist() -> None:
+    named = re.compile(r"docs/[\w/-]+\.md(?![\w/])")
+    for folder in ("packages", "recipes", "tools", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix in (".py", ".toml", ".sh", ".yaml", ".md") and "data" not in path.parts:
+                for page in named.findall(path.read_text(encoding="utf-8")):
+                    assert (ROOT / page).exists(), f"{path.relative_to(ROOT)}: {page}"
