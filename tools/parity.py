@@ -30,6 +30,7 @@ TITLES = {
     "openrlhf": "OpenRLHF",
     "rl2": "RL2",
     "roll": "ROLL",
+    "skyrl": "SkyRL",
     "tinker": "Tinker",
     "trl": "TRL",
     "verl": "verl",

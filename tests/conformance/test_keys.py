@@ -50,34 +50,36 @@ CASES: Mapping[str, Case] = {
     ),
     "linear": Case(
         ("optimizer.schedule=linear", "optimizer.warmup=2"),
-        ("trl", "openrlhf", "oat", "rl2", "tinker"),
+        ("trl", "openrlhf", "oat", "rl2", "skyrl", "tinker"),
         ("training.iterations=6",),
     ),
     "clips": Case(
         ("algorithm.clip=0.02", "algorithm.clip_high=0.08", "algorithm.dual_clip=1.2"),
-        ("trl", "verl", "openrlhf", "oat"),
+        ("trl", "verl", "openrlhf", "oat", "skyrl"),
         PASSES,
     ),
     "clip_high": Case(("algorithm.clip=0.02", "algorithm.clip_high=0.08"), ("tinker",), PASSES),
     "cispo": Case(
         ("algorithm.loss=cispo", "algorithm.clip_high=0.05"),
-        ("trl", "verl", "oat", "tinker"),
+        ("trl", "verl", "oat", "skyrl", "tinker"),
         PASSES,
     ),
-    "sequence": Case(("algorithm.ratio=sequence", "algorithm.clip=0.01"), ("verl", "oat"), PASSES),
+    "sequence": Case(
+        ("algorithm.ratio=sequence", "algorithm.clip=0.01"), ("verl", "oat", "skyrl"), PASSES
+    ),
     "row-mean-token-mean": Case(
         ("algorithm.loss_aggregation=row-mean-token-mean",),
-        ("trl", "verl", "openrlhf", "oat", "tinker"),
+        ("trl", "verl", "openrlhf", "oat", "skyrl", "tinker"),
         ("training.iterations=3",),
     ),
     "row-mean-token-sum": Case(
         ("algorithm.loss_aggregation=row-mean-token-sum",),
-        ("trl", "verl", "oat", "tinker"),
+        ("trl", "verl", "oat", "skyrl", "tinker"),
         ("training.iterations=3",),
     ),
     "row-mean-token-sum-norm": Case(
         ("algorithm.loss_aggregation=row-mean-token-sum-norm",),
-        ("trl", "verl", "oat", "tinker"),
+        ("trl", "verl", "oat", "skyrl", "tinker"),
         ("training.iterations=3", "policy.turn_tokens=128"),
     ),
     "turn-mean": Case(
@@ -87,7 +89,7 @@ CASES: Mapping[str, Case] = {
     "k2": Case(("algorithm.kl_estimator=k2",), ("verl", "openrlhf", "oat", "rl2"), KL),
     "KL in the reward": Case(
         ("algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
-        ("verl", "openrlhf", "rl2"),
+        ("verl", "openrlhf", "rl2", "skyrl"),
         KL,
     ),
     "shaping": Case(
@@ -97,7 +99,7 @@ CASES: Mapping[str, Case] = {
             "algorithm.whiten=true",
             "algorithm.advantage_clip=1.5",
         ),
-        ("trl", "verl", "openrlhf", "oat", "rl2", "tinker"),
+        ("trl", "verl", "openrlhf", "oat", "rl2", "skyrl", "tinker"),
         ("algorithm.advantage=reinforce", "training.iterations=3"),
     ),
 }

@@ -26,6 +26,7 @@ TURNS = (*STEPS, "policy.context=concat", "algorithm.loss_aggregation=row-mean-t
         pytest.param("openrlhf", PASSES, id="openrlhf", marks=pytest.mark.nightly),
         pytest.param("oat", TURNS, id="oat", marks=pytest.mark.nightly),
         pytest.param("rl2", STEPS, id="rl2", marks=pytest.mark.nightly),
+        pytest.param("skyrl", TURNS, id="skyrl", marks=pytest.mark.nightly),
         pytest.param("trl", PASSES, id="trl"),
     ],
 )

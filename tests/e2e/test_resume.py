@@ -63,6 +63,7 @@ TRAINERS = {
     "verl, all seats": Case(exact=True, recipe="self-play/kuhn-all-greedy", learns="grad_norm"),
     "oat": Case(exact=False, close=("return_mean", "sampled_tokens", "grad_norm")),
     "rl2": Case(exact=False, close=("return_mean", "sampled_tokens", "grad_norm")),
+    "skyrl": Case(exact=False, close=("return_mean", "sampled_tokens", "grad_norm")),
     "openrlhf": Case(exact=False, close=("return_mean", "grad_norm")),
     "tinker": Case(exact=True, settings=("policy.lora_rank=8", "optimizer.lr=1e-2")),
 }

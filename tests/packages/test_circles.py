@@ -50,7 +50,7 @@ BELOW: dict[str, set[str]] = {
     "gem_math": {"gem"},
     "gem_serve": {"gem"},
     "gem_tau": {"gem"},
-    **{f"gem_{name}": {"gem", "gem_train"} for name in ("oat", "openrlhf", "rl2")},
+    **{f"gem_{name}": {"gem", "gem_train"} for name in ("oat", "openrlhf", "rl2", "skyrl")},
     **{f"gem_{name}": {"gem", "gem_train"} for name in ("template", "tinker", "trl", "verl")},
     # The original's functions that grade programs, by their old names.
     "gem_roll": {"gem", "gem_math", "gem_train", "gem_sandbox"},

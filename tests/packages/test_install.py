@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "gem-core", "gem-check", "gem-math", "gem-train", "gem-sandbox", "gem-serve", "gem-tau",
     "gem-bench", "gem-eval", "gem-cpu",
-    "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-trl", "gem-roll",
+    "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-skyrl", "gem-trl",
+    "gem-roll",
 )  # fmt: skip
 # Packages come over a network.
 pytestmark = pytest.mark.timeout(3600)
@@ -184,7 +185,9 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it(
         assert result.returncode == 0 or "127.0.0.1:9" in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize("trainer", ["verl", "openrlhf", "tinker", "oat", "rl2", "trl", "roll"])
+@pytest.mark.parametrize(
+    "trainer", ["verl", "openrlhf", "tinker", "oat", "rl2", "skyrl", "trl", "roll"]
+)
 def test_an_adapter_without_its_trainer_says_what_to_install(
     wheels: dict[str, Path], empty: Path, trainer: str
 ) -> None:

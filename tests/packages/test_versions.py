@@ -20,6 +20,7 @@ SUPPORTED = {
     "SUPPORTED_TINKER": "tinker",
     "SUPPORTED_COOKBOOK": "tinker-cookbook",
     "SUPPORTED_RL2": "rl-square",
+    "SUPPORTED_SKYRL": "skyrl",
     "SUPPORTED_TRL": "trl",
     "SUPPORTED_TEMPLATE": "fake-trainer",
 }
@@ -76,7 +77,7 @@ def test_the_readme_names_the_supported_range_of_every_trainer() -> None:
         for name, value in constants(package).items()
         if name in SUPPORTED and name not in ("SUPPORTED_COOKBOOK", "SUPPORTED_TEMPLATE")
     }
-    assert len(ranges) == 6
+    assert len(ranges) == 7
     assert ranges <= set(re.findall(r"`([<>=][^`]+)`", readme))
 
 

@@ -15,6 +15,7 @@ TRAINERS = (
     "openrlhf",
     "oat",
     "rl2",
+    "skyrl",
     "trl",
     "trl with vLLM",
     pytest.param("roll", marks=_CHECKOUT),

@@ -92,8 +92,9 @@ def test_skyrl_accepts_what_it_gets(generator: Any, client: ScriptedClient) -> N
 
     found = generate(generator, rows(3), samples=2)
     validate_generator_output(6, found)
-    episodes = [each.trajectory if hasattr(each, "trajectory") else each for each in
-                found["gem_episodes"]]
+    episodes = [
+        each.trajectory if hasattr(each, "trajectory") else each for each in found["gem_episodes"]
+    ]
     assert [episode.group for episode in episodes] == [0, 0, 1, 1, 2, 2]
     for i, episode in enumerate(episodes):
         [row] = episode.training_rows()

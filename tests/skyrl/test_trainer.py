@@ -16,6 +16,12 @@ from gem_train.experiment.tasksets import DatasetRow
 from gem_train.record import read_run
 from gem_train.testing.golden import golden_batch
 
+# Of the data loader that SkyRL uses.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument"),
+]
+
 FAILING = "gem.max_failed_fraction=0.5"
 
 

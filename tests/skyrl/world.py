@@ -33,6 +33,7 @@ def trainer(*words: str, ranks: int = 1, asynchronous: bool = False) -> Any:
         ranks: Data-parallel ranks that batches must divide among.
         asynchronous: Of which loop it is.
     """
+    from gem_skyrl.record import RECORDED
     from gem_skyrl.settings import read
     from gem_skyrl.trainer import GemAsyncTrainer, GemTrainer
     from gem_train.recording import RunRecording
@@ -56,7 +57,8 @@ def trainer(*words: str, ranks: int = 1, asynchronous: bool = False) -> Any:
     made.tokenizer = SimpleNamespace(pad_token_id=PAD, decode=str)
     made.dispatch = SimpleNamespace(get_lcm_dp_size=lambda: ranks)
     made.gem = read(config)
-    made.recording = RunRecording(made.gem.record_dir, {"trainer": "skyrl", "versions": {}})
+    about = {"trainer": "skyrl", "versions": {}}
+    made.recording = RunRecording(made.gem.record_dir, about, RECORDED)
     made.reward_kl_controller = None
     return made
 

@@ -38,7 +38,7 @@ from gem_train.pairs import COMPUTED, ON_CPU, pairs
 from gem_train.table import Elsewhere, Fixed, Ignored, Run, Table
 
 VENVS = ".venvs"
-WITH_ADAPTERS = ("oat", "openrlhf", "rl2", "roll", "tinker", "trl", "verl")
+WITH_ADAPTERS = ("oat", "openrlhf", "rl2", "roll", "skyrl", "tinker", "trl", "verl")
 """Trainers whose adapters come with gem-bench; `make env-<trainer>` builds their environments."""
 COMPILE_TIMEOUT_S = 300
 

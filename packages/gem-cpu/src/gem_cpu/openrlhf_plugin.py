@@ -86,19 +86,14 @@ def _replace_cuda() -> None:
     for name in ("current_stream", "set_device", "synchronize", "empty_cache"):
         setattr(torch.cuda, name, nothing())
 
-    mesh, empty = device_mesh.init_device_mesh, torch.empty
+    mesh = device_mesh.init_device_mesh
 
     def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
         return mesh("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
-    def empty_on_cpu(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("device") == "cuda":
-            kwargs["device"] = "cpu"
-        return empty(*args, **kwargs)
-
     device_mesh.init_device_mesh = init_device_mesh
     torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
-    torch.empty = empty_on_cpu
+    torch.empty = empty_on_cpu(torch.empty)
 
 
 class _CpuDevice(str):
@@ -106,6 +101,17 @@ class _CpuDevice(str):
 
     def __format__(self, spec: str) -> str:
         return "0"
+
+
+def empty_on_cpu(empty: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyTorch's `empty`, which takes `device="cuda"` for the CPU."""
+
+    def empty_on_cpu(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        return empty(*args, **kwargs)
+
+    return empty_on_cpu
 
 
 def nothing() -> Callable[..., None]:

@@ -202,12 +202,13 @@ def roll(spec: RunSpec, run_dir: Path, hardware: Hardware, *, path: Sequence[Pat
 def skyrl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return SkyRL's settings and environment variables on CPU.
 
-    Engines and learner have processes of their own: neither can leave its memory to the other.
+    Engines and models have processes of their own: none can leave its memory to another.
     """
     engine, weights = "generator.inference_engine", run_dir / "weights"
     tokens = spec.policy.tokens
     settings: dict[str, Any] = {
         "trainer.placement.colocate_all": False,
+        "trainer.placement.colocate_policy_ref": False,
         "trainer.use_expandable_segments": False,
         "trainer.enable_ray_gpu_monitor": False,
         f"{engine}.enable_ray_prometheus_stats": False,
@@ -224,8 +225,7 @@ def skyrl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
         f"{engine}.delta_weight_sync.local_checkpoint_dir": weights / "received",
         f"{engine}.delta_weight_sync.publish_staging_dir": weights / "staged",
     }
-    # The reference model shares the policy's slot.
-    models = 1 + spec.algorithm.estimator.needs_critic
+    models = 1 + (spec.algorithm.kl_coef > 0) + spec.algorithm.estimator.needs_critic
     slots = models * hardware.gpus + hardware.engines * hardware.engine.tensor_parallel
     env = {
         **_COMMON,

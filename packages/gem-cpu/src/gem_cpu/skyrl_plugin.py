@@ -6,7 +6,7 @@ without `GEM_CPU=1` it is not called. Replaced:
 - `flash_attn`, of which SkyRL imports two functions: gem-cpu's stand-in for OpenRLHF.
 - `torch.cuda.current_device`: returns "cpu". `set_device`, `synchronize`, `empty_cache`,
   `manual_seed_all`, `ipc_collect` do nothing; memory is reported as 0, of 16 GB.
-- `Tensor.cuda`: returns the tensor.
+- `Tensor.cuda`: returns the tensor. `torch.empty(device="cuda")`: the CPU.
 - `init_process_group("cpu:gloo,cuda:nccl")` and `init_device_mesh("cuda")`: Gloo, and a mesh of
   CPUs.
 - The address that servers bind and are reached at: this machine's own, 127.0.0.1.
@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from gem_cpu import announce, check_replaced
-from gem_cpu.openrlhf_plugin import nothing, stub_flash_attention
+from gem_cpu.openrlhf_plugin import empty_on_cpu, nothing, stub_flash_attention
 from gem_train.imports import after_import
 
 _KNOWN = ("skyrl", ">=0.4.0,<0.5")
@@ -71,6 +71,7 @@ def _replace_cuda() -> None:
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated"):
         setattr(cuda, name, _constant(0))
     torch.accelerator.synchronize = nothing()
+    torch.empty = empty_on_cpu(torch.empty)
     tensor: Any = torch.Tensor
     tensor.cuda = lambda self, *args, **kwargs: self
 

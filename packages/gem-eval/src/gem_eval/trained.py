@@ -30,6 +30,7 @@ _CONVERSIONS = {
     "{folder}/checkpoints/global_step_N/actor --target_dir {folder}/merged makes one",
     "openrlhf": "a run that ends by itself leaves one in {folder}/model; checkpoints are "
     "DeepSpeed's, whose zero_to_fp32.py makes weights of them",
+    "skyrl": "trainer.hf_save_interval=N makes one every N iterations, in {folder}/exports",
     "oat": "checkpoints are DeepSpeed's, whose zero_to_fp32.py makes weights of them",
     "tinker": "its server has the weights: --model openai:NAME",
 }

@@ -123,13 +123,13 @@ def parse(argv: Sequence[str]) -> Config:
         ConfigurationError: GEM's settings, or SkyRL's beside them, are wrong.
         ValueError: SkyRL refuses a key or a value; in places it raises an `AssertionError`.
     """
-    config = Config.from_cli_overrides([word for word in argv if not word.startswith(SWITCH)])
+    config: Config = Config.from_cli_overrides([word for word in argv if not word.startswith(SWITCH)])
     validate_cfg(config)
     read(config)
     return config
 
 
-@ray.remote(num_cpus=1)
+@ray.remote(num_cpus=1)  # type: ignore[untyped-decorator]
 def run(config: Any) -> None:
     """Train; not on the head node, as SkyRL's own entry point does it."""
     GemExperiment(config).run()

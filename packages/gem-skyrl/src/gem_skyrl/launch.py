@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from gem_train.table import (
     Departs,
     Elsewhere,
     Fixed,
-    Parity,
     Refused,
     Run,
     Table,
@@ -201,14 +199,15 @@ def _correction(run: Run) -> dict[str, Any]:
     if most is None:
         return {}
     correction = f"{_ALGORITHM}.off_policy_correction"
-    return {f"{correction}.tis_ratio_type": "token", f"{correction}.token_tis_ratio_clip_high": most}
+    return {
+        f"{correction}.tis_ratio_type": "token",
+        f"{correction}.token_tis_ratio_clip_high": most,
+    }
 
 
 def _steps(run: Run) -> dict[str, Any]:
     size = run.spec.training.tasks // run.spec.algorithm.minibatches
-    return dict.fromkeys(
-        ("trainer.policy_mini_batch_size", "trainer.critic_mini_batch_size"), size
-    )
+    return dict.fromkeys(("trainer.policy_mini_batch_size", "trainer.critic_mini_batch_size"), size)
 
 
 def _schedule(run: Run) -> dict[str, Any]:
@@ -259,12 +258,6 @@ def _checkpoints(run: Run) -> dict[str, Any]:
 
 def _logger(run: Run) -> dict[str, Any]:
     return {"trainer.logger": run.hardware.logger or "console"}
-
-
-def _not_finite(run: Run) -> Iterator[Parity]:
-    yield Parity(
-        "updates that are not finite", "unmatched", "SkyRL leaves them out, with a warning"
-    )
 
 
 _WHOLE_TASKS = Refused(
@@ -410,7 +403,9 @@ TABLE = Table(
             "trainer.micro_train_batch_size_per_gpu",
         ),
         "hardware.learner.checkpointing": Copied("trainer.gradient_checkpointing"),
-        "hardware.learner.offload": Copied(_of_trained("optimizer_config.offload_after_step")),
+        "hardware.learner.offload": Elsewhere(
+            "SkyRL moves the learner to main memory while engines sample, whatever is set"
+        ),
         "hardware.learner.attention": Computed(_attention, "trainer.flash_attn"),
         "hardware.checkpoint_every": Computed(_checkpoints, "trainer.ckpt_interval"),
         "hardware.logger": Computed(_logger, "trainer.logger"),
@@ -418,7 +413,6 @@ TABLE = Table(
     others=(
         entries.critic_head,
         entries.optimizer_weights("AdamW on FSDP's shards"),
-        _not_finite,
     ),
 )
 """How SkyRL realises each setting."""

@@ -173,9 +173,7 @@ class GemGenerator(GeneratorInterface):  # type: ignore[misc]
             if settings.seed is not None:
                 seed = (settings.seed, row.task.seed, row.number, *key)
             sampler = EpisodeSampler(self.chat.stop_ids, seed, self.engines, params)
-            plays.append(
-                settings.play(row.task, sampler, self.chat, self.budget, group=row.number)
-            )
+            plays.append(settings.play(row.task, sampler, self.chat, self.budget, group=row.number))
         return await together(plays)
 
 
@@ -211,7 +209,7 @@ def columns(
         stop = episode.turns[-1].stop_reason if episode.turns else "stop"
         for number, each in enumerate(found, 1):
             last = number == len(found)
-            more = {EPISODES: PackedTrajectory.of(episode) if last else None}
+            more: dict[str, Any] = {EPISODES: PackedTrajectory.of(episode) if last else None}
             more |= {"is_last_step": last} if several else {}
             lines.append({**each, "stop_reasons": stop, "trajectory_ids": name, **more})
     return {**{key: [each[key] for each in lines] for key in lines[0]}, "rollout_metrics": {}}

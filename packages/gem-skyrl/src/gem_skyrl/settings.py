@@ -1,4 +1,4 @@
-"""Settings of the adapter, the table `gem` of SkyRL's configuration, and what can work with them."""
+"""Settings of the adapter, the table `gem` of SkyRL's configuration; what can work with them."""
 
 from __future__ import annotations
 

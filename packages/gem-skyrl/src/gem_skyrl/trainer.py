@@ -242,5 +242,3 @@ def _ids(data: Any, row: PlacedRow) -> Any:
     """Return SkyRL's tokens of a row without its padding, which comes first."""
     attended = int(data["attention_mask"][row.place].sum())
     return data["sequences"][row.place, -attended:].numpy()
-
-
