@@ -90,6 +90,17 @@ CASES: Mapping[str, Case] = {
         ("verl", "openrlhf", "rl2"),
         KL,
     ),
+    "repetition penalty": Case(
+        ("sampling.repetition_penalty=1.3",),
+        ("trl", "verl", "openrlhf", "oat"),
+        ("training.iterations=3",),
+    ),
+    # The likeliest token alone is left: the same as greedy, drawn by another path of the sampler.
+    "min-p": Case(
+        ("sampling.min_p=1.0",),
+        ("trl", "verl", "openrlhf", "oat", "rl2"),
+        ("sampling.top_k=-1", "training.iterations=3"),
+    ),
     "shaping": Case(
         (
             "algorithm.reward_scale=2.0",
@@ -101,7 +112,7 @@ CASES: Mapping[str, Case] = {
         ("algorithm.advantage=reinforce", "training.iterations=3"),
     ),
 }
-IN_CI = [(name, "trl") for name in ("cosine", "clips", "row-mean-token-mean", "shaping")]
+IN_CI = [(name, "trl") for name in ("cosine", "clips", "row-mean-token-mean", "min-p", "shaping")]
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +208,8 @@ def test_a_defect_in_a_setting_is_noticed(
         ("k2", "algorithm.kl_estimator=k3"),
         ("turn-mean", "algorithm.loss_aggregation=token-mean"),
         ("row-mean-token-sum-norm", "algorithm.loss_aggregation=row-mean-token-sum"),
+        ("repetition penalty", "sampling.repetition_penalty=1.1"),
+        ("min-p", "sampling.min_p=0.0"),
         ("shaping", "algorithm.whiten=false"),
         ("shaping", "algorithm.advantage_clip=2.0"),
     ],

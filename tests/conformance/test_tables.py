@@ -80,6 +80,8 @@ OTHER: dict[str, Any] = {
     "sampling.temperature": 0.7,
     "sampling.top_p": 0.7,
     "sampling.top_k": 7,
+    "sampling.min_p": 0.07,
+    "sampling.repetition_penalty": 1.7,
     "algorithm.advantage": "grpo",
     "algorithm.gamma": 0.7,
     "algorithm.lam": 0.7,

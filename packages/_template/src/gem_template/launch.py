@@ -143,6 +143,7 @@ TABLE = Table(
         "optimizer.eps": Copied("adam_eps"),
         "optimizer.weight_decay": Fixed(0.0, "fake-trainer has no weight decay"),
         "optimizer.grad_clip": Copied("grad_clip"),
+        **entries.ALL_CANDIDATES,
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("steps"),

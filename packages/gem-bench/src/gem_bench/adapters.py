@@ -207,7 +207,7 @@ _DEFINED = {
         "iterations tasks group_size staleness extra_batches mask_overlong precision "
         "max_failed_fraction info_metrics"
     ),
-    "sampling": "temperature top_p top_k",
+    "sampling": "temperature top_p top_k min_p repetition_penalty",
     "eval": "name id params seed episodes every temperature",
 }
 """Keys of each part of the RunSpec that `gem_bench.reference` defines. A new one comes here when it

@@ -17,8 +17,8 @@ Where it differs from common implementations of PPO and GRPO:
 - Minibatches are not shuffled: consecutive whole episodes in the order played, in every epoch.
 - The denominator of a loss counts the whole minibatch; cutting it into forward passes only rounds.
 - Ratios compare the trainer's own log-probabilities with those before the batch's first update, at
-  the sampling temperature, before top-k and top-p. The sampler's are used by `algorithm.tis_clip`
-  only.
+  the sampling temperature, before tokens are left out or penalised (top-k, top-p, min-p, repetition
+  penalty). The sampler's are used by `algorithm.tis_clip` only.
 - The critic is a second transformer, which begins with the policy's weights and a zero head. It
   reads the last prompt token of each turn and has an optimiser of its own.
 - The KL penalty is a term of the loss (estimator k3), to the policy with which the run began.
@@ -90,7 +90,7 @@ def rollout(
         tasks: Each is played `group_size` times; these episodes, in a row, are a group. One with
             `seat=all` is a match of the policy against itself, with an episode for every agent.
         group_size: Episodes of each task.
-        sampling: Temperature, top-k and top-p.
+        sampling: How turns are sampled.
         key: Iteration and number of the batch in it. They give the batch a random stream of its
             own, so evaluations do not change training.
         policy: What samples, and its version; by default the current policy.
@@ -211,7 +211,8 @@ def turn_advantages(
 def token_statistics(model: Any, rows: Sequence[Row], temperature: float) -> tuple[Tensor, Tensor]:
     """Return log-probability and entropy of every sampled token, `[sampled tokens of all rows]`.
 
-    The distribution is the model's at the sampling temperature, before top-k and top-p.
+    The distribution is the model's at the sampling temperature, before any token is left out or
+    penalised.
     """
     where = [(i, position) for i, row in enumerate(rows) for position in row.sampled]
     row, position = torch.tensor(where, device=model.device).T

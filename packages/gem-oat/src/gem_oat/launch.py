@@ -69,7 +69,10 @@ def _checkpoints(run: Run) -> dict[str, Any]:
     return {"gem_resume": False} if every is None else {"gem_resume": True, "save_steps": every}
 
 
-_RAW = "oat's engine reports log-probabilities at temperature 1, before top-k and top-p"
+_RAW = (
+    "oat's engine reports log-probabilities at temperature 1, before tokens are left out or "
+    "penalised"
+)
 
 TABLE = Table(
     "oat",
@@ -89,6 +92,8 @@ TABLE = Table(
         "sampling.temperature": Copied("temperature"),
         "sampling.top_p": Copied("top_p"),
         "sampling.top_k": Copied("top_k"),
+        "sampling.min_p": Copied("gem_min_p"),
+        "sampling.repetition_penalty": Copied("gem_repetition_penalty"),
         "algorithm.advantage": Copied(
             "gem_advantage", "gem_advantage; critic_type decides whether there is a critic"
         ),

@@ -80,6 +80,8 @@ class Actor(PPOActor):  # type: ignore[misc]
         gem, budget = args.gem, args.budget(evaluation=evaluation)
         names = ("temperature", "top_p", "top_k")
         sampling = {name: getattr(args, prefix + name) for name in names}
+        if not evaluation:
+            sampling |= {"min_p": gem.min_p, "repetition_penalty": gem.repetition_penalty}
         sampling |= {"logprobs": 1, "output_kind": RequestOutputKind.FINAL_ONLY}
         engine, stop_ids = stepped.SteppedEngine(self.llm.llm_engine), self._chat.stop_ids
 

@@ -42,6 +42,18 @@ class GemSettings(Settings, PolicyLoss):
         "rebn",
         check=check_offered,
     )
+    min_p: float = setting(
+        "leave out candidates less likely than `min_p` times the likeliest, in training",
+        0.0,
+        least=0,
+        most=1,
+    )
+    repetition_penalty: float = setting(
+        "divides logits of tokens that the conversation has already (multiplies negative ones), in "
+        "training",
+        1.0,
+        above=0,
+    )
     forward_tokens: int = setting("most tokens, padding included, of a forward pass", 8192, above=0)
     """At least one row is in a forward pass of the learner."""
     resume: bool = setting(

@@ -107,6 +107,9 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         own.top_k = self.settings.top_k
         if row.temperature is not None:
             own.temperature = row.temperature
+        else:
+            own.min_p = self.settings.min_p
+            own.repetition_penalty = self.settings.repetition_penalty
         if own.logprobs is None:
             own.logprobs = 0  # that of the sampled token, for comparison with the trainer's
         return own

@@ -41,6 +41,18 @@ class Settings(DatasetSettings):
         least=1,
         special=-1,
     )
+    min_p: float = setting(
+        "leave out candidates less likely than `min_p` times the likeliest, in training",
+        0.0,
+        least=0,
+        most=1,
+    )
+    repetition_penalty: float = setting(
+        "divides logits of tokens that the conversation has already (multiplies negative ones), in "
+        "training",
+        1.0,
+        above=0,
+    )
 
     def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is wrong or OpenRLHF cannot do it."""

@@ -248,6 +248,7 @@ TABLE = Table(
         "optimizer.eps": Fixed(1e-8, "ROLL's AdamW has 1e-8, and no key"),
         "optimizer.weight_decay": Copied(f"{_TRAINING}.weight_decay"),
         "optimizer.grad_clip": Copied("max_grad_norm"),
+        **entries.ALL_CANDIDATES,
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("max_steps"),

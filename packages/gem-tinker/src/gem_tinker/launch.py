@@ -136,10 +136,7 @@ TABLE = Table(
         "algorithm.clip": (
             Copied("clip"),
             Departs(
-                lambda run, value: (
-                    run.spec.sampling.top_k > 1
-                    or (run.spec.sampling.top_p < 1 and run.spec.sampling.top_k != 1)
-                ),
+                lambda run, value: not run.spec.sampling.whole and run.spec.sampling.top_k != 1,
                 "ratios are to the sampler's log-probabilities, not to recomputed ones",
             ),
         ),
@@ -154,6 +151,7 @@ TABLE = Table(
         "optimizer.lr": Copied("lr", "AdamParams"),
         "optimizer.type": Fixed("adamw", "AdamParams"),
         **{f"optimizer.{name}": _adam(name) for name in _ADAM},
+        **entries.ALL_CANDIDATES,
         **entries.SYNCHRONOUS,
         "training.extra_batches": (
             Copied("extra_batches"),

@@ -76,6 +76,12 @@ WHOLE_STEPS = Refused(
 )
 """Of a trainer that divides the episodes of a step among ranks; beside `algorithm.minibatches`."""
 
+ALL_CANDIDATES: Part = {
+    "sampling.min_p": Fixed(0.0, "the sampler has no min-p"),
+    "sampling.repetition_penalty": Fixed(1.0, "the sampler has no repetition penalty"),
+}
+"""Of a trainer, or an adapter, whose sampler has neither."""
+
 GROUPED = Refused(
     lambda run, value: run.spec.algorithm.estimator.compares == "group" and value < 2,
     "{run.spec.algorithm.advantage} compares the episodes of a task, which must be 2 or more",

@@ -160,6 +160,17 @@ TABLE = Table(
         "sampling.temperature": Copied("temperature"),
         "sampling.top_p": Copied("top_p"),
         "sampling.top_k": Computed(_top_k, "top_k"),
+        "sampling.min_p": Computed(
+            lambda run: {"min_p": run.spec.sampling.min_p or None}, "min_p"
+        ),
+        "sampling.repetition_penalty": (
+            Copied("repetition_penalty"),
+            Departs(
+                lambda run, value: value != 1,
+                "where TRL's own model samples, not vLLM, the token that it pads with counts as "
+                "one of the conversation",
+            ),
+        ),
         "algorithm.advantage": (
             Copied(f"{GEM}advantage"),
             Refused(lambda run, value: run.critic, NO_CRITIC),

@@ -26,6 +26,7 @@ def sampling_at(trainer: Any, temperature: float | None) -> Iterator[None]:
                 "top_k": 1 if greedy else 0,
                 "top_p": 1.0,
                 "min_p": None,
+                "repetition_penalty": 1.0,
             }
             engine = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
             for name, value in changes.items():

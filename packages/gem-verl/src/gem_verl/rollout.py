@@ -123,6 +123,9 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         task, temperature = decode_task(kwargs["gem_task"])
         if temperature is not None:
             sampling_params = sampling_params | {"temperature": temperature}
+        else:
+            own = ("min_p", "repetition_penalty")
+            sampling_params = sampling_params | {name: getattr(settings, name) for name in own}
         data = OmegaConf.to_container(OmegaConf.create(dict(self.apply_chat_template_kwargs)))
         template = {**data, **(settings.template_kwargs or {})}
         chat = replace(settings, template_kwargs=template).shared_chat_format(self.tokenizer)

@@ -77,6 +77,24 @@ class SamplingPart:
     temperature: float = setting("softmax temperature", 1.0, above=0)
     top_p: float = setting("nucleus mass", 1.0, above=0, most=1)
     top_k: int = setting("number of candidates; -1 is all", -1, least=1, special=-1)
+    min_p: float = setting(
+        "leave out candidates that are less likely than `min_p` times the likeliest "
+        "(arXiv 2407.01082)",
+        0.0,
+        least=0,
+        most=1,
+    )
+    repetition_penalty: float = setting(
+        "the logits of tokens that are in the conversation already are divided by it where "
+        "positive, else multiplied, before the temperature (arXiv 1909.05858, section 4.1)",
+        1.0,
+        above=0,
+    )
+
+    @property
+    def whole(self) -> bool:
+        """Whether tokens are drawn from the model's whole distribution at the temperature."""
+        return replace(self, temperature=1.0) == SamplingPart()
 
 
 @dataclass(frozen=True)
@@ -210,6 +228,7 @@ class RunSpec:
         _check_landmarks(spec.landmarks)
         spec._check_loss()
         spec._check_groups()
+        spec._check_sampling()
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
@@ -363,6 +382,16 @@ class RunSpec:
             raise ConfigurationError(
                 "training.extra_batches: the agents of a match (seat=all) are no group of episodes "
                 f"with comparable returns; leave it out, got {extra}"
+            )
+
+    def _check_sampling(self) -> None:
+        """Refuse what engines understand differently."""
+        sampling = self.sampling
+        if sampling.min_p and sampling.top_p < 1:
+            raise ConfigurationError(
+                "sampling.min_p: vLLM leaves candidates out before it counts the mass of top_p, "
+                "transformers afterwards; set sampling.top_p to 1 or leave min_p out, got "
+                f"{sampling.min_p!r}"
             )
 
     def _check_mixture(self) -> None:
