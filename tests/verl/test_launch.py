@@ -27,7 +27,7 @@ from gem.tables import flatten
 from gem_train.entries import OPTIMIZER_WEIGHTS
 from gem_train.experiment.hardware import CPU, Hardware
 from gem_train.experiment.runspec import RunSpec
-from gem_train.experiment.tasksets import decode_task
+from gem_train.experiment.tasksets import EvalSampling, decode_task
 from gem_train.hydra import hydra_value
 from gem_train.launch import Launch, find_adapter
 from gem_verl.dataset import GemDataset
@@ -234,7 +234,8 @@ def test_evaluations_keep_names_seeds_and_temperatures(compose: Any) -> None:
     dataset = GemDataset(config.data.val_files, config=config.data)
     rows = [dataset[i] for i in range(len(dataset))]
     assert [row["data_source"] for row in rows] == ["a"] * 4 + ["b"] * 2
-    assert [decode_task(row["gem_task"])[1] for row in rows] == [0.0] * 4 + [1.0] * 2
+    greedy, usual = EvalSampling(temperature=0.0), EvalSampling()
+    assert [decode_task(row["gem_task"])[1] for row in rows] == [greedy] * 4 + [usual] * 2
     assert decode_task(rows[0]["gem_task"])[0].seed == 1_000_000
     assert config.trainer.test_freq == math.gcd(4, 6)
     assert config.trainer.val_before_train

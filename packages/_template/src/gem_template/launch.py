@@ -100,6 +100,8 @@ TABLE = Table(
         **entries.evaluations(
             Computed(_evaluations, f"eval_data, eval_every: seeded tasks in {EVAL}")
         ),
+        "eval.top_p": Fixed(1.0, "fake-trainer samples from all tokens"),
+        "eval.min_p": Fixed(0.0, "fake-trainer samples from all tokens"),
         # Keys that the adapter's own `Settings` have under the same name.
         **namesakes(Settings, "gem.{}"),
         "name": Elsewhere("only in the record"),

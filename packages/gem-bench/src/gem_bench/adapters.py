@@ -208,7 +208,7 @@ _DEFINED = {
         "max_failed_fraction info_metrics"
     ),
     "sampling": "temperature top_p top_k min_p repetition_penalty",
-    "eval": "name id params seed episodes every temperature",
+    "eval": "name id params seed episodes samples every temperature top_p top_k min_p",
 }
 """Keys of each part of the RunSpec that `gem_bench.reference` defines. A new one comes here when it
 is defined there."""

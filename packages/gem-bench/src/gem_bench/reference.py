@@ -522,11 +522,12 @@ def train(
         for number, part in enumerate(spec.eval):
             if iteration % part.every and iteration != spec.training.iterations:
                 continue
-            greedy = part.temperature == 0
-            sampling = SamplingPart(top_k=1) if greedy else SamplingPart(part.temperature)
+            sampling = SamplingPart(**part.sampling.engine)
+            if part.temperature == 0:
+                sampling = SamplingPart(top_k=1)
             tasks = [Task(part.id, part.seed + j, part.params) for j in range(part.episodes)]
             key = (iteration, 1 + number)
-            episodes, seconds = rollout(learner, chat, tasks, 1, sampling, key)
+            episodes, seconds = rollout(learner, chat, tasks, part.samples, sampling, key)
             found = {"rollout_s": seconds}
             if all_seats(part.params):
                 found |= learner.exploitability(chat, tasks[0], sampling)

@@ -186,7 +186,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         return metrics
 
     def _play(self, source: Source, number: int, updates: int) -> list[PackedTrajectory]:
-        rows = [DatasetRow(task, source.temperature, n) for n, task in enumerate(source.tasks)]
+        rows = [DatasetRow(task, source.sampling, n) for n, task in enumerate(source.plays)]
         texts, n = [row.encode() for row in rows], len(self.actors)
         cuts = [texts[len(texts) * i // n : len(texts) * (i + 1) // n] for i in range(n)]
         futures = [

@@ -211,8 +211,8 @@ TABLE = Table(
             Refused(
                 lambda run, value: value is not None and not _weighs_exactly(run),
                 "RL2 weighs with the latest probabilities, SGLang's being those before it "
-                "leaves tokens out: that is the same for one optimiser step without a KL penalty, of "
-                "unrestricted samples; leave it out",
+                "leaves tokens out: that is the same for one optimiser step without a KL penalty, "
+                "of unrestricted samples; leave it out",
             ),
         ),
         "algorithm.value_lr": Copied("critic.lr"),

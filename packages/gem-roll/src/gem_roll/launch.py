@@ -85,10 +85,11 @@ def _config(run: Run, settings: Mapping[str, Any]) -> str:
             table = table.setdefault(each, {})
         table[name] = value
     train = tree["custom_envs"]["train"]
-    for source in run.spec.evaluations:
+    for each in run.spec.eval:
+        source = each.source
         first = source.tasks[0]
         tasks = {"env_type": first.env_id, "env_config": dict(first.params)}
-        own = {"first_seed": first.seed, "temperature": source.temperature, "tasks": None}
+        own = {"first_seed": first.seed, "temperature": each.temperature, "tasks": None}
         tree["custom_envs"][f"eval:{source.name}"] = {
             **train,
             **tasks,
@@ -195,6 +196,10 @@ TABLE = Table(
             "not at the end",
             lambda spec: spec.training.iterations % spec.eval_every == 0,
         ),
+        **{
+            f"eval.{name}": Fixed(usual, "an evaluation has a temperature of its own only")
+            for name, usual in {"samples": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0}.items()
+        },
         **_GEM,
         "name": Copied("exp_name"),
         "seed": (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gem_tinker import SUPPORTED_TINKER, check_tinker
-from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
+from gem_tinker.settings import NO_CRITIC, NO_MIN_P, TEMPERATURE, Config
 from gem_train import entries, platforms
 from gem_train.checkpoints import CHECKPOINTS
 from gem_train.launch import Adapter, Launch
@@ -98,6 +98,7 @@ TABLE = Table(
         **namesakes(Config),
         **entries.tasks(Computed(lambda run: {"train": run.spec.task_set.uri}, "train")),
         **entries.evaluations(Computed(_evaluations, "eval, eval_every")),
+        "eval.min_p": Fixed(0.0, NO_MIN_P),
         "name": Elsewhere("in run.json"),
         "seed": (Copied(("seed", "lora_seed")), entries.seeds()),
         "policy.lora_rank": (

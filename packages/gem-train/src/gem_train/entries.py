@@ -9,6 +9,7 @@ from typing import TypeAlias
 from gem.multi import agents, all_seats
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.tasksets import EvalSampling
 from gem_train.table import (
     Departs,
     Elsewhere,
@@ -134,7 +135,7 @@ def evaluations(
         when: Whether that matters to a spec; by default to every one.
         every: How their interval gets there; by default as they do.
     """
-    named = ("name", "id", "params", "seed", "episodes", "temperature")
+    named = ("name", "id", "params", "seed", "episodes", "samples", *EvalSampling().engine)
     together = "everything is evaluated at once: every {run.spec.eval_every} iterations"
     late = Departs(lambda run, value: bool(missed) and when(run.spec), f"{together}, but {missed}")
     often = Departs(lambda run, value: value != run.spec.eval_every, together)

@@ -160,9 +160,7 @@ TABLE = Table(
         "sampling.temperature": Copied("temperature"),
         "sampling.top_p": Copied("top_p"),
         "sampling.top_k": Computed(_top_k, "top_k"),
-        "sampling.min_p": Computed(
-            lambda run: {"min_p": run.spec.sampling.min_p or None}, "min_p"
-        ),
+        "sampling.min_p": Computed(lambda run: {"min_p": run.spec.sampling.min_p or None}, "min_p"),
         "sampling.repetition_penalty": (
             Copied("repetition_penalty"),
             Departs(

@@ -22,25 +22,36 @@ from gem_train.experiment.losses import PolicyLoss
 from gem_train.experiment.metrics import check_info_names
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
 from gem_train.experiment.schedule import Schedule
-from gem_train.experiment.tasksets import Source, check_names
+from gem_train.experiment.tasksets import EvalSampling, Source, check_names
 
 MAX_FAILED_FRACTION = 0.1
 """Default of the share of failed episodes above which a run stops."""
 
 
-@dataclass(frozen=True)
-class EvalPart:
+@dataclass(frozen=True, kw_only=True)
+class EvalPart(EvalSampling):
     """One evaluation, with the same tasks every time."""
 
     name: str = setting("name in the metrics (`eval:<name>`)", check=filled)
     id: str = setting("registered environment id", check=filled)
     params: Mapping[str, Any] = setting("parameters given to `gem.make`", {})
     seed: int = setting("episode j has seed `seed + j`", 1_000_000)
-    episodes: int = setting("episodes per evaluation", 64, least=1)
+    episodes: int = setting("tasks per evaluation", 64, least=1)
+    samples: int = setting("episodes of each task", 1, least=1)
     every: int = setting(
         "iterations between evaluations; also before the first and at the end", 20, least=1
     )
-    temperature: float = setting("sampling temperature; 0 is greedy", 1.0, least=0)
+
+    @property
+    def sampling(self) -> EvalSampling:
+        """How its turns are sampled."""
+        return EvalSampling(**{key: getattr(self, key) for key in EvalSampling().engine})
+
+    @property
+    def source(self) -> Source:
+        """Its task set and settings."""
+        tasks = TaskSet(self.id, self.episodes, self.seed, self.params)
+        return Source(tasks, self.name, self.sampling, self.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,10 +321,7 @@ class RunSpec:
     @property
     def evaluations(self) -> list[Source]:
         """Task set and settings of each evaluation."""
-        return [
-            Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature)
-            for e in self.eval
-        ]
+        return [part.source for part in self.eval]
 
     def train_tasks(
         self,
@@ -393,6 +401,17 @@ class RunSpec:
                 "transformers afterwards; set sampling.top_p to 1 or leave min_p out, got "
                 f"{sampling.min_p!r}"
             )
+        for part in self.eval:
+            if part.min_p and part.top_p < 1:
+                raise ConfigurationError(
+                    f"eval.{part.name}.min_p: means something else together with top_p in vLLM "
+                    f"than in transformers; leave one of them out, got {part.min_p!r}"
+                )
+            if part.samples > 1 and 0 in (part.temperature, part.top_k - 1):
+                raise ConfigurationError(
+                    f"eval.{part.name}.samples: greedy episodes of a task are all alike; set it to "
+                    f"1, or sample at a temperature, got {part.samples}"
+                )
 
     def _check_mixture(self) -> None:
         """Refuse environments without a task, and changes that never happen."""
