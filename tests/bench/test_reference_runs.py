@@ -103,7 +103,12 @@ def test_evaluations_run_before_in_between_and_at_the_end_and_change_nothing(
     make_spec: Callable[..., RunSpec], tmp_path: Path
 ) -> None:
     part = {"id": GAME, "params": PARAMS, "episodes": 3, "every": 2}
-    parts = [{**part, "name": "sampled"}, {**part, "name": "greedy", "temperature": 0}]
+    several = {"name": "several", "episodes": 2, "samples": 3, "top_p": 0.9}
+    parts = [
+        {**part, "name": "sampled"},
+        {**part, "name": "greedy", "temperature": 0},
+        {**part, **several},
+    ]
     spec = make_spec(training__iterations=3)
     reference.train(spec, tmp_path / "plain", device="cpu")
     reference.train(make_spec(training__iterations=3, eval=parts), tmp_path / "eval", device="cpu")
@@ -114,6 +119,10 @@ def test_evaluations_run_before_in_between_and_at_the_end_and_change_nothing(
     assert train == numbers(read_run(tmp_path / "plain"))
     evaluated = [e for e in run.episodes() if e.split == "eval:greedy"]
     assert [e.trajectory.task.seed for e in evaluated[:3]] == [10**6, 10**6 + 1, 10**6 + 2]
+    again = [e.trajectory for e in run.episodes() if e.split == "eval:several"][:6]
+    assert [t.task.seed for t in again] == [10**6] * 3 + [10**6 + 1] * 3
+    assert len({str([turn.response_ids for turn in t.turns]) for t in again}) > 2
+    assert all("pass_rate" in m for m in run.metrics if m["split"] == "eval:several")
     assert all(set(t.logprobs or []) == {0.0} for e in evaluated for t in e.trajectory.turns)
 
 

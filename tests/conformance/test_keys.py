@@ -22,7 +22,7 @@ from gem_bench.runspec import load_spec
 from gem_cpu.tinker_server import initial_adapter
 
 ROOT = Path(__file__).parents[2]
-RECIPE = "guess-easy-greedy"
+RECIPE, GAME = "guess-easy-greedy", "game:GuessTheNumber-v0-easy"
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -177,6 +177,43 @@ def test_a_real_trainer_realises_the_settings_as_the_reference_does(
     last_step = trainer == "openrlhf" and CASES[name].beside is PASSES
     findings = differences(ours, theirs, settings, norms=not last_step)
     assert not findings, "\n".join(map(str, findings[:20]))
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        "trl",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("verl", "openrlhf", "oat", "rl2", "tinker")
+        ),
+    ],
+)
+def test_evaluations_are_sampled_as_they_say(trainer: str, run: Run, tmp_path: Path) -> None:
+    """Each leaves the likeliest token alone, by another setting: all are greedy."""
+    ways = ["samples=2, min_p=1.0", "samples=2, top_p=1e-6", "top_k=1", "temperature=0.0"]
+    parts = ways[trainer == "tinker" :]  # its sampler has no min-p
+    same = f'id="{GAME}", params={{hint="range", prompt="short"}}, episodes=5, every=3'
+    evaluations = ", ".join(f'{{name="{n}", {same}, {way}}}' for n, way in enumerate(parts))
+    settings = (f"eval=[{evaluations}]", "training.iterations=3")
+    if trainer == "tinker":
+        ours, theirs = with_adapters(run, tmp_path, *settings)
+    else:
+        ours = run("reference", tmp_path / "ours", RECIPE, *settings)
+        theirs = run(trainer, tmp_path / "theirs", RECIPE, *settings)
+    names = ("success_rate", "return_mean", "turns_mean", "tokens_per_episode", "pass_rate")
+    found: list[dict[tuple[str, int], list[float | None]]] = [
+        {
+            (line["split"], line["iteration"]): [line.get(name) for name in names]
+            for line in read_run(folder).metrics
+            if line["split"].startswith("eval:")
+        }
+        for folder in (ours, theirs)
+    ]
+    assert found[1] and found[1].items() <= found[0].items()
+    for (split, iteration), values in found[1].items():
+        assert values[:4] == found[1]["eval:0", iteration][:4]
+        assert (values[4] is None) == ("samples" not in parts[int(split[5:])])
 
 
 @pytest.mark.breaks
