@@ -232,6 +232,20 @@ def trl_symmetric_clip() -> None:
     after_import("gem_trl.trainer", install)
 
 
+def verl_other_side(name: str) -> Callable[[], None]:
+    """Let a correction of verl take the sampler's probability over the trainer's."""
+
+    def install(module: Any) -> None:
+        original = getattr(module, name)
+
+        def turned(log_ratio: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(-log_ratio, *args, **kwargs)
+
+        setattr(module, name, turned)
+
+    return lambda: after_import("verl.trainer.ppo.rollout_corr_helper", install)
+
+
 BREAKS: dict[str, tuple[Callable[[], None], str]] = {
     "gamma": (gamma, "L0"),
     "std_ddof": (std_ddof, "L0"),
@@ -269,10 +283,19 @@ KEYS = {
 }
 """Defects in how TRL realises a setting, and the case of test_keys.py that must notice."""
 
+CORRECTIONS = {
+    "verl_weighs_the_other_side": (
+        verl_other_side("compute_rollout_correction_weights"),
+        "truncated",
+    ),
+    "verl_rejects_the_other_side": (verl_other_side("compute_rollout_rejection_mask"), "rejected"),
+}
+"""Defects in verl's corrections, and the case of test_correction.py that must notice."""
+
 LEARNING = {"wrong_sign": wrong_sign, "off_by_one": off_by_one}
 """Defects that must show in what is learned (tests/learn), imported before `gem_bench`."""
 
 if "GEM_BREAK" in os.environ:
     named = os.environ["GEM_BREAK"]
-    known = BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM | KEYS
+    known = BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM | KEYS | CORRECTIONS
     (LEARNING[named] if named in LEARNING else known[named][0])()

@@ -84,6 +84,25 @@ def test_sampling_that_says_nothing_certain_is_refused(
         RunSpec.from_mapping(data)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tis_floor": 2.0, "tis_clip": 1.0}, r"tis_floor must be below algorithm\.tis_clip = 1"),
+        ({"reject_low": 2.0, "reject_high": 2.0}, r"reject_low must be below"),
+        ({"tis_level": "sequence"}, r"tis_level: means nothing without .* got 'sequence'"),
+        ({"tis_outside": "zero"}, r"tis_outside: means nothing without"),
+        ({"reject_level": "mean", "tis_clip": 2.0}, r"reject_level: means nothing without"),
+    ],
+)
+def test_corrections_that_contradict_each_other_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    data = copy.deepcopy(SPEC)
+    data["algorithm"].update(values)
+    with pytest.raises(ConfigurationError, match=message):
+        RunSpec.from_mapping(data)
+
+
 def test_only_other_candidates_or_penalties_make_sampling_partial() -> None:
     assert SamplingPart().whole and SamplingPart(temperature=0.5).whole
     partial = ({"top_p": 0.9}, {"top_k": 1}, {"min_p": 0.1}, {"repetition_penalty": 1.1})

@@ -146,6 +146,7 @@ TABLE = Table(
         "optimizer.weight_decay": Fixed(0.0, "fake-trainer has no weight decay"),
         "optimizer.grad_clip": Copied("grad_clip"),
         **entries.ALL_CANDIDATES,
+        **entries.plain_correction("fake-trainer"),
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("steps"),

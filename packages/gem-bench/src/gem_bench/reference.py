@@ -18,7 +18,8 @@ Where it differs from common implementations of PPO and GRPO:
 - The denominator of a loss counts the whole minibatch; cutting it into forward passes only rounds.
 - Ratios compare the trainer's own log-probabilities with those before the batch's first update, at
   the sampling temperature, before tokens are left out or penalised (top-k, top-p, min-p, repetition
-  penalty). The sampler's are used by `algorithm.tis_clip` only.
+  penalty). The sampler's are used by corrections only
+  (`algorithm.tis_*`, `reject_*`).
 - The critic is a second transformer, which begins with the policy's weights and a zero head. It
   reads the last prompt token of each turn and has an optimiser of its own.
 - The KL penalty is a term of the loss (estimator k3), to the policy with which the run began.
@@ -51,17 +52,19 @@ from gem_bench.exploitability import exploitability
 from gem_bench.lora import add_adapters
 from gem_bench.models import load_pretrained, recomputing
 from gem_bench.reference_setup import check_positions, check_supported, open_record, success_rates
-from gem_bench.rows import Row, pad, row_means, trained_rows, training_rows
+from gem_bench.rows import Row, pad, row_means, row_sums, trained_rows, training_rows
 from gem_bench.sampler import CachedSampler
 from gem_train.batches import chunks, minibatches
 from gem_train.experiment import estimate
 from gem_train.experiment.filtering import filtered
 from gem_train.experiment.losses import (
+    bounded,
     clipped,
+    importance_weights,
+    kept,
     kl_penalty,
     policy_loss,
     probability_ratio,
-    sampler_correction,
     value_loss,
 )
 from gem_train.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
@@ -358,8 +361,9 @@ class Learner:
 
         Returns:
             Means over the optimiser steps of loss, gradient norm before clipping, entropy,
-            learning rate and share of clipped tokens; with a KL penalty also of `kl`, with a critic
-            of its loss and gradient norm.
+            learning rate and share of clipped tokens; with a KL penalty also of `kl`, with a
+            correction of the shares of tokens with a ratio beyond its bounds (`tis_fraction`) and
+            of rejected ones (`rejected_fraction`), with a critic of its loss and gradient norm.
         """
         algorithm = self.spec.algorithm
         batches = [batch for batch in minibatches(rows, algorithm.minibatches) if batch]
@@ -402,13 +406,14 @@ class Learner:
         """Take one step down the policy's loss.
 
         It is `sum(weight * (surrogate - entropy_coef * entropy + kl_coef * kl)) / units` over
-        tokens; `loss_aggregation` decides weights and units.
+        tokens; `loss_aggregation` decides weights and units. A correction is a factor of the
+        surrogate; the weight of a rejected token is 0, and it counts in `units`.
         """
         algorithm, longest = self.spec.algorithm, self.spec.policy.response_tokens
         rows = [row for row in rows if row.sampled]
         tokens = sum(len(row.sampled) for row in rows)
         units = sum(algorithm.units(row.turn) for row in rows)
-        loss = entropy = outside = kl = 0.0
+        loss = entropy = outside = kl = beyond = rejected = 0.0
         self.optimizer.zero_grad()
         for chunk in chunks(rows, self.forward_tokens):
             per_token = [advantage[row.episode][turn] for row in chunk for turn in row.turn]
@@ -420,11 +425,16 @@ class Learner:
             weights = [algorithm.weights(row.turn, longest) for row in chunk]
             per_token = [w[t] for row, w in zip(chunk, weights, strict=True) for t in row.turn]
             weight = torch.tensor(per_token, device=self.device)
-            mean = partial(row_means, torch.tensor([len(row.sampled) for row in chunk]))
+            lengths = torch.tensor([len(row.sampled) for row in chunk])
+            mean, total = partial(row_means, lengths), partial(row_sums, lengths)
             surrogate = policy_loss(new, old, a, algorithm, mean)
-            if algorithm.tis_clip is not None:
+            if algorithm.corrects:
                 drawn = torch.tensor([p for row in chunk for p in row.drawn], device=self.device)
-                surrogate = surrogate * sampler_correction(old, drawn, algorithm.tis_clip)
+                surrogate = surrogate * importance_weights(old, drawn, algorithm, total)
+                stays = kept(old, drawn, algorithm, total)
+                weight = weight * stays
+                beyond += bounded(old, drawn, algorithm, total).sum().item() / tokens
+                rejected += (~stays).sum().item() / tokens
             penalty = torch.zeros_like(new)
             if self.initial is not None and algorithm.kl_in == "loss":
                 started = [row.initial_logprobs for row in chunk]
@@ -444,6 +454,10 @@ class Learner:
         means = {"entropy": entropy, "clip_fraction": outside, "lr": lr}
         if self.initial is not None and algorithm.kl_in == "loss":
             means["kl"] = kl
+        if algorithm.weighs:
+            means["tis_fraction"] = beyond
+        if algorithm.rejects:
+            means["rejected_fraction"] = rejected
         return {"loss": loss, "grad_norm": norm.item(), **means}
 
     def _critic_step(self, critic: Critic, rows: Sequence[Row], target: PerTurn) -> Metrics:

@@ -9,7 +9,7 @@ from typing import Any
 from gem_oat import SUPPORTED_OAT, check_oat
 from gem_train import entries, platforms
 from gem_train.experiment.hardware import logit_scales
-from gem_train.experiment.losses import PolicyLoss
+from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.runspec import SamplingPart
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
@@ -73,6 +73,10 @@ _RAW = (
     "oat's engine reports log-probabilities at temperature 1, before tokens are left out or "
     "penalised"
 )
+_UNRESTRICTED = Refused(
+    lambda run, value: value not in (None, "token", "clip") and run.spec.sampling != SamplingPart(),
+    f"{_RAW}; leave it out",
+)
 
 TABLE = Table(
     "oat",
@@ -83,6 +87,7 @@ TABLE = Table(
         **entries.evaluations(Computed(_evaluations, "gem_eval, eval_steps")),
         **namesakes(Settings, "gem_{}"),
         **namesakes(PolicyLoss, "gem_{}"),
+        **{key: (way, _UNRESTRICTED) for key, way in namesakes(Correction, "gem_{}").items()},
         "name": Copied("wb_run_name"),
         "seed": (Copied(("gem_seed", "seed")), entries.seeds()),
         "policy.model": Copied("pretrain"),
@@ -112,10 +117,7 @@ TABLE = Table(
         "algorithm.tis_clip": (
             # oat corrects by default.
             Computed(lambda run: {"tis_c": run.spec.algorithm.tis_clip or "None"}, "tis_c"),
-            Refused(
-                lambda run, value: value is not None and run.spec.sampling != SamplingPart(),
-                f"{_RAW}; leave it out",
-            ),
+            _UNRESTRICTED,
         ),
         "algorithm.value_lr": Copied("critic_learning_rate"),
         "algorithm.value_clip": Copied("cliprange_value"),

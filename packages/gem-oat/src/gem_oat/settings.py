@@ -16,17 +16,17 @@ from gem.estimators import estimator
 from gem.rollout import Budget
 from gem.tables import json_or_text, setting
 from gem_train.experiment.hardware import logit_scales
-from gem_train.experiment.losses import PolicyLoss
+from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem_train.experiment.tasksets import Source, parse_sources
 from gem_train.settings import Refusal, Settings, check_offered, refuse_values
 
-OATS = ("turn_tokens", "clip")
+OATS = ("turn_tokens", "clip", "tis_clip")
 """Settings for which oat has flags of its own."""
 
 
 @dataclass(frozen=True)
-class GemSettings(Settings, PolicyLoss):
+class GemSettings(Settings, Correction, PolicyLoss):
     """GEM's settings; each is a flag `--gem_<name>`, except those for which oat has flags."""
 
     tasks: str = setting(
@@ -99,6 +99,7 @@ class Args(_flags()):  # type: ignore[misc]
         if own["template_kwargs"] is not None:
             own["template_kwargs"] = json_or_text(own["template_kwargs"])
         own["clip"] = self.cliprange
+        own["tis_clip"] = self.tis_c
         return GemSettings.from_mapping(own, "--gem_")
 
     @property
@@ -234,8 +235,8 @@ def _algorithm(args: Args) -> Iterator[Refusal]:
     yield "critic_type", chosen.needs_critic != (args.critic_type == "ppo"), critic
     alone = f"--gem_advantage {name} compares the episodes of a task: must be at least 2"
     yield "num_samples", chosen.compares == "group" and args.num_samples < 2, alone
-    compared = "--tis_c needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
-    yield "temperature", args.tis_c is not None and temperature != 1, compared
+    compared = "a correction needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
+    yield "temperature", args.gem.corrects and temperature != 1, compared
     scaled = logit_scales(str(args.pretrain))
     kept = f"it leaves out the model's {', '.join(scaled)}: --no-use_fused_lm_head"
     yield "use_fused_lm_head", bool(args.use_fused_lm_head and scaled), kept

@@ -159,13 +159,13 @@ def _schedule(run: Run) -> dict[str, Any]:
 
 
 def _correction(run: Run) -> dict[str, Any]:
-    most, correction = run.spec.algorithm.tis_clip, "algo.advantage.is_correction"
-    if most is None:
+    algorithm, correction = run.spec.algorithm, "algo.advantage.is_correction"
+    if algorithm.tis_clip is None:
         return {}
     return {
-        f"{correction}_threshold": most,
+        f"{correction}_threshold": [algorithm.tis_floor or 0.0, algorithm.tis_clip],
         f"{correction}_level": "token",
-        f"{correction}_mode": "clip",
+        f"{correction}_mode": {"clip": "clip", "zero": "mask"}[algorithm.tis_outside],
     }
 
 
@@ -267,7 +267,16 @@ TABLE = Table(
         "algorithm.kl_estimator": Computed(_kl, "algo.kl.estimator"),
         # Weight 0 leaves the loss alone and logs the entropy.
         "algorithm.entropy_coef": Copied("actor.entropy_coef"),
+        **entries.plain_correction("OpenRLHF", without=("tis_floor", "tis_outside")),
         "algorithm.tis_clip": Computed(_correction, "algo.advantage.is_correction_threshold"),
+        "algorithm.tis_floor": (
+            Computed(_correction, "algo.advantage.is_correction_threshold"),
+            Refused(
+                lambda run, value: value is not None and run.spec.algorithm.tis_clip is None,
+                "OpenRLHF has no lower bound alone; set algorithm.tis_clip, too",
+            ),
+        ),
+        "algorithm.tis_outside": Computed(_correction, "algo.advantage.is_correction_mode"),
         "algorithm.value_lr": Copied("critic.adam.lr"),
         "algorithm.value_clip": (Copied("critic.value_clip"), entries.VALUES_ON_TOKENS),
         "optimizer.lr": Copied("actor.adam.lr"),

@@ -227,6 +227,7 @@ TABLE = Table(
         "optimizer.eps": Copied("+gem.adam_eps"),
         "optimizer.weight_decay": Copied(_both("weight_decay")),
         "optimizer.grad_clip": Copied(_both("max_grad_norm")),
+        **entries.plain_correction("RL2"),
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,
         "training.iterations": Elsewhere(f"rows of {TRAIN_FILE}"),

@@ -254,6 +254,7 @@ TABLE = Table(
         "optimizer.weight_decay": Copied(f"{_TRAINING}.weight_decay"),
         "optimizer.grad_clip": Copied("max_grad_norm"),
         **entries.ALL_CANDIDATES,
+        **entries.plain_correction("ROLL, as it is compiled,"),
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("max_steps"),

@@ -153,6 +153,7 @@ TABLE = Table(
         "optimizer.type": Fixed("adamw", "AdamParams"),
         **{f"optimizer.{name}": _adam(name) for name in _ADAM},
         **entries.ALL_CANDIDATES,
+        **entries.plain_correction("Tinker"),
         **entries.SYNCHRONOUS,
         "training.extra_batches": (
             Copied("extra_batches"),

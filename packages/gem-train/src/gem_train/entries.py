@@ -234,6 +234,24 @@ def plain_loss(trainer: str, *, without: Collection[str] = ()) -> Part:
     return {f"algorithm.{key}": entry for key, entry in found.items() if key not in without}
 
 
+def plain_correction(trainer: str, *, without: Collection[str] = ()) -> Part:
+    """Return the entries of a trainer that at most truncates weights of tokens (`tis_clip`).
+
+    Args:
+        trainer: Its name.
+        without: Keys of `algorithm` that the trainer's table has itself.
+    """
+    found: Part = {
+        "tis_floor": Fixed(None, f"{trainer} has no lower bound of the weights"),
+        "tis_level": Fixed("token", f"{trainer} has no weights of sequences"),
+        "tis_outside": Fixed("clip", f"{trainer} has no masked importance sampling"),
+        "reject_low": Fixed(None, f"{trainer} rejects nothing so that means still count it"),
+        "reject_high": Fixed(None, f"{trainer} rejects nothing so that means still count it"),
+        "reject_level": Elsewhere("no rejection"),
+    }
+    return {f"algorithm.{key}": entry for key, entry in found.items() if key not in without}
+
+
 def constant_in_rows(trainer: str) -> tuple[Refused, Refused]:
     """Refuse a ratio of sequences that is wrong where turns of a row have different advantages.
 
@@ -253,8 +271,8 @@ def constant_in_rows(trainer: str) -> tuple[Refused, Refused]:
             "the ratio 'token'",
         ),
         Refused(
-            lambda run, value: value == "sequence" and run.spec.algorithm.tis_clip is not None,
-            f"{trainer} corrects the ratio of tokens only; leave algorithm.tis_clip out",
+            lambda run, value: value == "sequence" and run.spec.algorithm.weighs,
+            f"{trainer} corrects the ratio of tokens only; leave algorithm.tis_* out",
         ),
     )
 

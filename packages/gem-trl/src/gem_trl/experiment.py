@@ -47,13 +47,17 @@ def _top_k(run: Run) -> dict[str, Any]:
 
 
 def _correction(run: Run) -> dict[str, Any]:
-    most = run.spec.algorithm.tis_clip
-    chosen = {
-        "vllm_importance_sampling_correction": most is not None,
-        "vllm_importance_sampling_mode": "token_truncate",
-        f"{GEM}importance_sampling": most is not None,
+    algorithm = run.spec.algorithm
+    outside = {"clip": "truncate", "zero": "mask"}[algorithm.tis_outside]
+    chosen: dict[str, Any] = {
+        "vllm_importance_sampling_correction": algorithm.weighs,
+        "vllm_importance_sampling_mode": f"{algorithm.tis_level}_{outside}",
+        f"{GEM}importance_sampling": algorithm.weighs,
     }
-    return chosen if most is None else {**chosen, "vllm_importance_sampling_clip_max": most}
+    if algorithm.weighs:
+        chosen["vllm_importance_sampling_clip_max"] = algorithm.tis_clip
+        chosen["vllm_importance_sampling_clip_min"] = algorithm.tis_floor
+    return chosen
 
 
 _LOSS_TYPES = {
@@ -121,7 +125,7 @@ def _pass_rows(run: Run) -> dict[str, Any]:
 
 
 def _uncorrected(run: Run) -> Iterator[Parity]:
-    if run.spec.algorithm.tis_clip is None:
+    if not run.spec.algorithm.weighs:
         how = "off, although on by default in TRL where vLLM samples"
         yield Parity("vllm_importance_sampling_correction", "matched", how)
 
@@ -228,7 +232,11 @@ TABLE = Table(
                 "the bonus is a mean of the forward passes' means, not of the tokens",
             ),
         ),
+        **entries.plain_correction("TRL", without=("tis_floor", "tis_level", "tis_outside")),
         "algorithm.tis_clip": Computed(_correction, "vllm_importance_sampling_clip_max"),
+        "algorithm.tis_floor": Computed(_correction, "vllm_importance_sampling_clip_min"),
+        "algorithm.tis_level": Computed(_correction, "vllm_importance_sampling_mode"),
+        "algorithm.tis_outside": Computed(_correction, "vllm_importance_sampling_mode"),
         "algorithm.value_lr": Elsewhere("gae only"),
         "algorithm.value_clip": Elsewhere("gae only"),
         "optimizer.lr": Copied("learning_rate"),
@@ -310,9 +318,9 @@ def check_correction(spec: RunSpec, vllm: object) -> None:
     Raises:
         ConfigurationError: The message names the key.
     """
-    most = spec.algorithm.tis_clip
-    refused = ("algorithm.tis_clip", most is not None and not vllm, OWN)
-    refuse_values({"algorithm.tis_clip": most}, [refused])
+    bounds = {f"algorithm.{key}": getattr(spec.algorithm, key) for key in ("tis_clip", "tis_floor")}
+    refused = [(key, value is not None and not vllm, OWN) for key, value in bounds.items()]
+    refuse_values(bounds, refused)
 
 
 def _alone(spec: RunSpec, folder: Path) -> Run:

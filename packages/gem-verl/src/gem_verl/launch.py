@@ -200,11 +200,48 @@ _ONCE = Departs(
 
 
 def _correction(run: Run) -> dict[str, Any]:
-    most = run.spec.algorithm.tis_clip
-    if most is None:
-        return {}
-    correction = "algorithm.rollout_correction"
-    return {f"{correction}.rollout_is": "token", f"{correction}.rollout_is_threshold": most}
+    algorithm, correction = run.spec.algorithm, "algorithm.rollout_correction"
+    found: dict[str, Any] = {}
+    if algorithm.weighs:
+        # Two bounds make the weights outside 0.
+        bounds = [each for each in (algorithm.tis_floor, algorithm.tis_clip) if each is not None]
+        both = "_".join(map(repr, bounds)) if len(bounds) > 1 else bounds[0]
+        found[f"{correction}.rollout_is"] = algorithm.tis_level
+        found[f"{correction}.rollout_is_threshold"] = both
+    if algorithm.rejects:
+        # Of the inverse ratio, sampler to trainer.
+        bounds = [1 / each for each in (algorithm.reject_high, algorithm.reject_low) if each]
+        found[f"{correction}.rollout_rs"] = _REJECTIONS[algorithm.reject_level]
+        found[f"{correction}.rollout_rs_threshold"] = "_".join(map(repr, bounds))
+    return found
+
+
+_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "mean": "seq_mean_k1"}
+
+
+def _both_bounds(run: Run) -> bool:
+    algorithm = run.spec.algorithm
+    return algorithm.tis_floor is not None and algorithm.tis_clip is not None
+
+
+def _both_rejections(run: Run) -> bool:
+    algorithm = run.spec.algorithm
+    return algorithm.reject_low is not None and algorithm.reject_high is not None
+
+
+_REJECTED = (
+    Computed(_correction, "algorithm.rollout_correction.rollout_rs_threshold"),
+    Refused(
+        lambda run, value: value is not None and not _both_rejections(run),
+        "verl wants both bounds; set algorithm.reject_low and algorithm.reject_high",
+    ),
+    Refused(
+        lambda run, value: (
+            value is not None and run.spec.algorithm.loss_aggregation == "row-mean-token-mean"
+        ),
+        "a row's mean in verl leaves rejected tokens out; choose the loss_aggregation 'token-mean'",
+    ),
+)
 
 
 def _betas(run: Run) -> dict[str, Any]:
@@ -306,6 +343,24 @@ TABLE = Table(
         "algorithm.tis_clip": Computed(
             _correction, "algorithm.rollout_correction.rollout_is_threshold"
         ),
+        "algorithm.tis_floor": (
+            Computed(_correction, "algorithm.rollout_correction.rollout_is_threshold"),
+            Refused(
+                lambda run, value: value is not None and run.spec.algorithm.tis_outside == "clip",
+                "verl's lower bound makes weights 0; set algorithm.tis_outside to 'zero'",
+            ),
+        ),
+        "algorithm.tis_level": Computed(_correction, "algorithm.rollout_correction.rollout_is"),
+        "algorithm.tis_outside": (
+            Computed(_correction, "two bounds in rollout_correction.rollout_is_threshold"),
+            Refused(
+                lambda run, value: value == "zero" and not _both_bounds(run),
+                "verl wants both bounds; set algorithm.tis_floor and algorithm.tis_clip",
+            ),
+        ),
+        "algorithm.reject_low": _REJECTED,
+        "algorithm.reject_high": _REJECTED,
+        "algorithm.reject_level": Computed(_correction, "algorithm.rollout_correction.rollout_rs"),
         "algorithm.value_lr": Copied("critic.optim.lr"),
         "algorithm.value_clip": Copied(
             "critic.cliprange_value", "critic.cliprange_value, trained where turns begin"

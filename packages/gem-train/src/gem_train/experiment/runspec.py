@@ -18,7 +18,7 @@ from gem.tables import build, filled, parse_toml, setting
 from gem.tasks import Task, TaskSet
 from gem_train.experiment.estimate import Shaping
 from gem_train.experiment.filtering import Filtering
-from gem_train.experiment.losses import PolicyLoss
+from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.metrics import check_info_names
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
 from gem_train.experiment.schedule import Schedule
@@ -126,7 +126,7 @@ class EstimatorPart:
 
 
 @dataclass(frozen=True)
-class AlgorithmPart(PolicyLoss, Shaping, EstimatorPart):
+class AlgorithmPart(Correction, PolicyLoss, Shaping, EstimatorPart):
     """Advantage and policy loss."""
 
     epochs: int = setting("passes over a batch", 1, least=1)
@@ -139,11 +139,6 @@ class AlgorithmPart(PolicyLoss, Shaping, EstimatorPart):
         choices=("loss", "reward"),
     )
     entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
-    tis_clip: float | None = setting(
-        "most weight of a token in truncated importance sampling; by default there is none",
-        None,
-        above=0,
-    )
     value_lr: float = setting(
         "critic's learning rate, where the estimator needs a critic", 1e-3, above=0
     )
@@ -360,6 +355,7 @@ class RunSpec:
                 f"algorithm.dual_clip: is of the loss 'ppo', not of {algorithm.loss!r}; leave it "
                 f"out, got {most!r}"
             )
+        self._check_correction()
         name = algorithm.advantage
         if not algorithm.group_std and name in BUILT_IN and name != "grpo":
             raise ConfigurationError(
@@ -377,6 +373,27 @@ class RunSpec:
                 "optimizer.min_lr_ratio: means nothing to the schedule 'constant'; leave it out, "
                 f"got {optimizer.min_lr_ratio!r}"
             )
+
+    def _check_correction(self) -> None:
+        """Refuse bounds that contradict each other, and settings without them."""
+        algorithm = self.algorithm
+        for low, high in (("tis_floor", "tis_clip"), ("reject_low", "reject_high")):
+            least, most = getattr(algorithm, low), getattr(algorithm, high)
+            if least is not None and most is not None and least >= most:
+                raise ConfigurationError(
+                    f"algorithm.{low} must be below algorithm.{high} = {most:g}, got {least!r}"
+                )
+        unused = {
+            "tis_level": ("token", algorithm.weighs, "tis_clip or tis_floor"),
+            "tis_outside": ("clip", algorithm.weighs, "tis_clip or tis_floor"),
+            "reject_level": ("token", algorithm.rejects, "reject_low or reject_high"),
+        }
+        for key, (usual, used, needed) in unused.items():
+            value = getattr(algorithm, key)
+            if value != usual and not used:
+                raise ConfigurationError(
+                    f"algorithm.{key}: means nothing without {needed}; leave it out, got {value!r}"
+                )
 
     def _check_groups(self) -> None:
         """Refuse dynamic sampling where a task has one episode, or several agents."""
