@@ -96,6 +96,8 @@ OTHER: dict[str, Any] = {
     "algorithm.loss": "cispo",
     "algorithm.clip_high": 0.7,
     "algorithm.dual_clip": 7.0,
+    "algorithm.sapo_positive": 7.0,
+    "algorithm.sapo_negative": 7.0,
     "algorithm.ratio": "sequence",
     "algorithm.loss_aggregation": "row-mean-token-sum",
     "algorithm.kl_in": "reward",
@@ -106,6 +108,7 @@ OTHER: dict[str, Any] = {
     "algorithm.whiten": True,
     "algorithm.advantage_clip": 0.7,
     "algorithm.kl_coef": 0.7,
+    "algorithm.kl_reset": 2,
     "algorithm.entropy_coef": 0.7,
     "algorithm.tis_clip": 7.0,
     "algorithm.tis_floor": 0.07,
@@ -116,6 +119,7 @@ OTHER: dict[str, Any] = {
     "algorithm.reject_level": "mean",
     "algorithm.value_lr": 0.7,
     "algorithm.value_clip": 0.7,
+    "algorithm.critic_warmup": 2,
     "optimizer.lr": 0.7,
     "optimizer.schedule": "cosine",
     "optimizer.warmup": 2,
@@ -154,6 +158,7 @@ OTHER: dict[str, Any] = {
 }
 """Another value of each key."""
 
+SAPO = {"algorithm.loss": "sapo", "algorithm.loss_aggregation": "row-mean-token-mean"}
 BESIDE: dict[str, dict[str, Any]] = {
     "policy.lora_alpha": {"policy.lora_rank": 8},
     "policy.lora_init": {"policy.lora_rank": 8},
@@ -163,6 +168,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.tis_level": {"algorithm.tis_clip": 2.0},
     "algorithm.tis_outside": {"algorithm.tis_clip": 2.0, "algorithm.tis_floor": 0.5},
     "algorithm.reject_level": {"algorithm.reject_low": 0.5, "algorithm.reject_high": 2.0},
+    "algorithm.sapo_positive": SAPO,
+    "algorithm.sapo_negative": SAPO,
+    "algorithm.critic_warmup": {"algorithm.advantage": "gae"},
+    "algorithm.kl_reset": {"algorithm.kl_coef": 0.7},
     "algorithm.kl_in": {"algorithm.kl_coef": 0.7},
     "algorithm.kl_estimator": {"algorithm.kl_coef": 0.7},
     "algorithm.group_std": {"algorithm.advantage": "grpo"},
@@ -177,7 +186,8 @@ BESIDE: dict[str, dict[str, Any]] = {
 FLASH = {"training.precision": "bf16", "hardware.learner.attention": "flash_attention_2"}
 """verl's critics and its shared sequences need flash attention, which needs 16 bits."""
 IN_VERL = {"algorithm.lam", "algorithm.value_lr", "algorithm.value_clip"} | {
-    "hardware.learner.sequence_parallel"
+    "algorithm.critic_warmup",
+    "hardware.learner.sequence_parallel",
 }
 WITH = {"env.schedule.success": {"env.schedule.iteration": None}}
 """Values that change with a key: parameters change at an iteration or after a success rate."""

@@ -152,6 +152,23 @@ def test_weights_of_one_batch_in_every_aggregation() -> None:
         assert how.weights(row, 10)[7] == 0
 
 
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("advantage", [-2.0, 0.0, 3.0])
+def test_sapo_fades_ratios_out_instead_of_clipping_them(ratio: float, advantage: float) -> None:
+    loss, gradient = of(ratio, advantage, loss="sapo", sapo_positive=2.0, sapo_negative=5.0)
+    speed = 2.0 if advantage > 0 else 5.0
+    gate = 1 / (1 + math.exp(-speed * (ratio - 1)))
+    assert loss == pytest.approx(-advantage * gate * 4 / speed)
+    # arXiv 2511.20347, equation 6: a weight of 4 p (1 - p) in the place of the clip's 0 or 1.
+    assert gradient == pytest.approx(-advantage * ratio * 4 * gate * (1 - gate))
+    if ratio == 1:
+        assert gradient == pytest.approx(-advantage)
+
+
+def test_sapo_clips_nothing() -> None:
+    assert not clipped(torch.tensor(RATIOS), PolicyLoss(loss="sapo", clip=0.1)).any()
+
+
 ROWS = [[-1.0, -0.2, -2.0], [-3.0], [-0.5, -0.6, -0.1, -0.4]]
 """Log-probabilities of three rows before the first update."""
 DRAWN = [[-0.4, -0.9, -2.1], [-1.0], [-0.5, -0.2, -0.9, -0.4]]

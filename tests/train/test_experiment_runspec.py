@@ -92,9 +92,13 @@ def test_sampling_that_says_nothing_certain_is_refused(
         ({"tis_level": "sequence"}, r"tis_level: means nothing without .* got 'sequence'"),
         ({"tis_outside": "zero"}, r"tis_outside: means nothing without"),
         ({"reject_level": "mean", "tis_clip": 2.0}, r"reject_level: means nothing without"),
+        ({"loss": "sapo", "clip_high": 0.3}, r"clip_high: the loss 'sapo' has no clip range"),
+        ({"critic_warmup": 2}, r"critic_warmup: the advantage .* has no critic"),
+        ({"critic_warmup": 999, "advantage": "gae"}, r"critic_warmup must be below training"),
+        ({"kl_reset": 2}, r"kl_reset: means nothing without algorithm\.kl_coef"),
     ],
 )
-def test_corrections_that_contradict_each_other_are_refused(
+def test_settings_of_the_loss_that_contradict_each_other_are_refused(
     values: dict[str, Any], message: str
 ) -> None:
     data = copy.deepcopy(SPEC)

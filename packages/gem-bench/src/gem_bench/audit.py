@@ -139,6 +139,8 @@ def audit(
             spec.algorithm, episodes, state=learner.estimator_state, trained=counted
         )
         in_loss = spec.training.in_loss(episodes, counted)
+        for each in (learner, second):
+            each.reset_reference(iteration)
         rows = [row for row in rows if in_loss[row.episode]]
         replayed = learner.update(rows, *turns, iteration)
         norm = second.update(rows, *turns, iteration)["grad_norm"]

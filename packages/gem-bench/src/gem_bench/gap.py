@@ -96,6 +96,7 @@ def gaps(
             spec.algorithm, episodes, state=learner.estimator_state, trained=counted
         )
         in_loss = spec.training.in_loss(episodes, counted)
+        learner.reset_reference(iteration)
         replayed = learner.update([row for row in rows if in_loss[row.episode]], *turns, iteration)
         yield Gap(
             iteration,

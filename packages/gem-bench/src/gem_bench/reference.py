@@ -22,8 +22,8 @@ Where it differs from common implementations of PPO and GRPO:
   (`algorithm.tis_*`, `reject_*`).
 - The critic is a second transformer, which begins with the policy's weights and a zero head. It
   reads the last prompt token of each turn and has an optimiser of its own.
-- The KL penalty is a term of the loss (estimator k3), to the policy with which the run began.
-- No dropout, a constant learning rate. bf16 is autocast: weights stay fp32.
+- The KL penalty is to the policy with which the run began, unless `algorithm.kl_reset` says so.
+- No dropout. bf16 is autocast: weights stay fp32.
 """
 
 from __future__ import annotations
@@ -348,6 +348,16 @@ class Learner:
             forward_tokens=self.forward_tokens,
         )
 
+    def reset_reference(self, iteration: int) -> None:
+        """Let the KL penalty be to the current policy from now on, every `kl_reset` iterations.
+
+        Args:
+            iteration: Number of the batch that comes next.
+        """
+        every = self.spec.algorithm.kl_reset
+        if every is not None and iteration and iteration % every == 0:
+            self.initial = deepcopy(self.policy)
+
     def update(
         self, rows: Sequence[Row], advantage: PerTurn, target: PerTurn, iteration: int
     ) -> Metrics:
@@ -363,7 +373,8 @@ class Learner:
             Means over the optimiser steps of loss, gradient norm before clipping, entropy,
             learning rate and share of clipped tokens; with a KL penalty also of `kl`, with a
             correction of the shares of tokens with a ratio beyond its bounds (`tis_fraction`) and
-            of rejected ones (`rejected_fraction`), with a critic of its loss and gradient norm.
+            of rejected ones (`rejected_fraction`), with a critic of its loss and gradient norm. In
+            the critic's warm-up those of the critic alone.
         """
         algorithm = self.spec.algorithm
         batches = [batch for batch in minibatches(rows, algorithm.minibatches) if batch]
@@ -377,7 +388,9 @@ class Learner:
         with recomputing(self.policy, *filter(None, [self.critic])):
             for number, batch in enumerate(batches * algorithm.epochs):
                 self._schedule(iteration * self.spec.steps + number)
-                step = self._policy_step(batch, advantage)
+                step = {}
+                if iteration >= algorithm.critic_warmup:
+                    step = self._policy_step(batch, advantage)
                 if self.critic is not None:
                     step |= self._critic_step(self.critic, batch, target)
                 steps.append(step)
@@ -555,6 +568,7 @@ def train(
             rates, policy = success_rates(spec, record, iteration), learner.behaviour.at(iteration)
             episodes, counted, played = training_batch(learner, chat, iteration, rates, policy)
             began = time.perf_counter()
+            learner.reset_reference(iteration)
             rows = training_rows(episodes, counted)
             turns = [len(t.turns) for t in episodes]
             values, added = learner.values(rows, turns), learner.penalties(rows, turns)

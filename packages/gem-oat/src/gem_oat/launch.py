@@ -111,6 +111,8 @@ TABLE = Table(
             entries.WHOLE_MINIBATCHES,
             entries.WHOLE_STEPS,
         ),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": (Copied("gem_critic_warmup"), entries.SCHEDULED_LATE),
         "algorithm.kl_coef": Copied("beta"),
         "algorithm.kl_in": Fixed("loss", "oat has the penalty in the loss"),
         "algorithm.entropy_coef": Fixed(0, "oat's loss has no entropy bonus"),

@@ -54,6 +54,7 @@ class GemSettings(Settings, Correction, PolicyLoss):
         1.0,
         above=0,
     )
+    critic_warmup: int = setting("first iterations in which only the critic is trained", 0, least=0)
     forward_tokens: int = setting("most tokens, padding included, of a forward pass", 8192, above=0)
     """At least one row is in a forward pass of the learner."""
     resume: bool = setting(
@@ -233,6 +234,8 @@ def _algorithm(args: Args) -> Iterator[Refusal]:
     needed = "ppo, which makes the critic" if chosen.needs_critic else "no critic"
     critic = f"--gem_advantage {name} needs {needed}"
     yield "critic_type", chosen.needs_critic != (args.critic_type == "ppo"), critic
+    warm = f"--gem_advantage {name} has no critic; leave it out"
+    yield "gem_critic_warmup", args.gem.critic_warmup > 0 and not chosen.needs_critic, warm
     alone = f"--gem_advantage {name} compares the episodes of a task: must be at least 2"
     yield "num_samples", chosen.compares == "group" and args.num_samples < 2, alone
     compared = "a correction needs vLLM's log-probabilities, of temperature 1; set --tis_c None"

@@ -262,6 +262,12 @@ TABLE = Table(
                 "actor.loss_agg_mode; KL penalty and entropy stay means over tokens",
             ),
         ),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": Fixed(
+            0,
+            "OpenRLHF keeps the rows of critic.freezing_steps, and trains the policy on them as "
+            "soon as it is trained",
+        ),
         "algorithm.kl_coef": Computed(_kl, "algo.kl.init_coef"),
         "algorithm.kl_in": Computed(_kl, "algo.kl.use_loss"),
         "algorithm.kl_estimator": Computed(_kl, "algo.kl.estimator"),

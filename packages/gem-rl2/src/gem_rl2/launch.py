@@ -215,6 +215,18 @@ TABLE = Table(
                 "of unrestricted samples; leave it out",
             ),
         ),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": (
+            # RL2 trains the policy from this step on, and counts from 1.
+            Computed(
+                lambda run: {
+                    "actor.freeze_steps": run.spec.algorithm.critic_warmup
+                    + (run.spec.algorithm.critic_warmup > 0)
+                },
+                "actor.freeze_steps",
+            ),
+            entries.SCHEDULED_LATE,
+        ),
         "algorithm.value_lr": Copied("critic.lr"),
         "algorithm.value_clip": (Copied("critic.clip"), entries.VALUES_ON_TOKENS),
         "optimizer.lr": Copied("actor.lr"),

@@ -243,6 +243,8 @@ TABLE = Table(
         "algorithm.kl_in": Fixed("loss", "ROLL, as it is compiled, has the penalty in the loss"),
         "algorithm.entropy_coef": Copied("entropy_loss_coef"),
         "algorithm.tis_clip": Fixed(None, "ROLL's train_infer_correction is not compiled"),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": Fixed(0, "ROLL's critic_warmup was never tried here"),
         "algorithm.value_lr": Copied("critic.training_args.learning_rate"),
         "algorithm.value_clip": (Copied("value_clip"), entries.VALUES_ON_TOKENS),
         "optimizer.lr": Copied(f"{_TRAINING}.learning_rate"),

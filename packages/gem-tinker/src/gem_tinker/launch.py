@@ -131,7 +131,10 @@ TABLE = Table(
         ),
         "algorithm.lam": _GAE,
         **entries.plain_loss("Tinker", without=("loss", "clip_high")),
-        "algorithm.loss": Copied("loss_fn"),
+        "algorithm.loss": (
+            Copied("loss_fn"),
+            Refused(lambda run, value: value == "sapo", "no server has this loss"),
+        ),
         "algorithm.kl_in": Elsewhere("no KL penalty"),
         "algorithm.kl_estimator": Elsewhere("no KL penalty"),
         "algorithm.clip": (
@@ -147,8 +150,8 @@ TABLE = Table(
         "algorithm.kl_coef": Fixed(0, _TERMS),
         "algorithm.entropy_coef": Fixed(0, _TERMS),
         "algorithm.tis_clip": Fixed(None, "the server's losses have no such weight"),
-        "algorithm.value_lr": _GAE,
-        "algorithm.value_clip": _GAE,
+        **entries.FIXED_REFERENCE,
+        **entries.NO_CRITIC,
         "optimizer.lr": Copied("lr", "AdamParams"),
         "optimizer.type": Fixed("adamw", "AdamParams"),
         **{f"optimizer.{name}": _adam(name) for name in _ADAM},

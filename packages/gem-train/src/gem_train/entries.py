@@ -51,6 +51,27 @@ SYNCHRONOUS: Part = {
 }
 """Of a trainer, or an adapter, that samples and trains in turn."""
 
+FIXED_REFERENCE: Part = {
+    "algorithm.kl_reset": Fixed(None, "the penalty is to the initial policy"),
+}
+"""Of a trainer, or an adapter, whose KL penalty always has the same reference."""
+
+NO_CRITIC: Part = {
+    "algorithm.value_lr": Elsewhere("gae only"),
+    "algorithm.value_clip": Elsewhere("gae only"),
+    "algorithm.critic_warmup": Elsewhere("gae only"),
+}
+"""Of a trainer without a critic."""
+
+SCHEDULED_LATE = Refused(
+    lambda run, value: (
+        value > 0 and (run.spec.optimizer.schedule != "constant" or run.spec.optimizer.warmup > 0)
+    ),
+    "the policy's learning rate would begin its schedule after the critic's warm-up; set "
+    "optimizer.schedule to 'constant' and optimizer.warmup to 0",
+)
+"""Of a trainer whose schedule counts updates of the policy; beside `algorithm.critic_warmup`."""
+
 PLAYED_ONCE: Part = {
     "training.extra_batches": Fixed(None, "an iteration has the tasks that the trainer gives it"),
     "training.mask_overlong": Fixed(False, "the rows of all valid episodes are trained on"),
@@ -230,6 +251,8 @@ def plain_loss(trainer: str, *, without: Collection[str] = ()) -> Part:
         "clip_high": Fixed(None, f"{trainer} has one clip range"),
         "dual_clip": Fixed(None, f"{trainer} has no second clip"),
         "ratio": Fixed("token", f"{trainer} has ratios of tokens only"),
+        "sapo_positive": Elsewhere("SAPO only"),
+        "sapo_negative": Elsewhere("SAPO only"),
     }
     return {f"algorithm.{key}": entry for key, entry in found.items() if key not in without}
 
@@ -250,6 +273,13 @@ def plain_correction(trainer: str, *, without: Collection[str] = ()) -> Part:
         "reject_level": Elsewhere("no rejection"),
     }
     return {f"algorithm.{key}": entry for key, entry in found.items() if key not in without}
+
+
+MEANS_OF_ROWS = Refused(
+    lambda run, value: run.spec.algorithm.loss == "sapo" and value != "row-mean-token-mean",
+    "the trainer's 'sapo' is a mean of rows' means; set it to 'row-mean-token-mean'",
+)
+"""Beside `algorithm.loss_aggregation`, of a trainer that adds SAPO up in one way only."""
 
 
 def constant_in_rows(trainer: str) -> tuple[Refused, Refused]:

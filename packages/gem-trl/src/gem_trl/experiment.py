@@ -82,8 +82,9 @@ _FILLED_UP = Refused(
 def _loss(run: Run) -> dict[str, Any]:
     algorithm = run.spec.algorithm
     cispo, highest = algorithm.loss == "cispo", algorithm.highest
+    surrogate = _LOSS_TYPES[algorithm.loss_aggregation]
     return {
-        "loss_type": "cispo" if cispo else _LOSS_TYPES[algorithm.loss_aggregation],
+        "loss_type": surrogate if algorithm.loss == "ppo" else algorithm.loss,
         # CISPO's is the largest weight itself.
         "epsilon_high": 1 + highest if cispo else highest,
     }
@@ -180,6 +181,8 @@ TABLE = Table(
         "algorithm.gamma": Copied(f"{GEM}gamma"),
         "algorithm.lam": Elsewhere("gae only"),
         "algorithm.loss": Computed(_loss, "loss_type"),
+        "algorithm.sapo_positive": Copied("sapo_temperature_pos"),
+        "algorithm.sapo_negative": Copied("sapo_temperature_neg"),
         "algorithm.clip": Copied("epsilon"),
         "algorithm.clip_high": Computed(_loss, "epsilon_high"),
         "algorithm.dual_clip": Copied("delta"),
@@ -198,6 +201,7 @@ TABLE = Table(
         "algorithm.loss_aggregation": (
             Computed(_loss, "loss_type"),
             entries.aggregations("TRL", _LOSS_TYPES),
+            entries.MEANS_OF_ROWS,
             Refused(
                 lambda run, value: run.spec.algorithm.loss == "cispo" and value != "token-mean",
                 "TRL's 'cispo' is a mean over tokens; set it to 'token-mean'",
@@ -237,8 +241,12 @@ TABLE = Table(
         "algorithm.tis_floor": Computed(_correction, "vllm_importance_sampling_clip_min"),
         "algorithm.tis_level": Computed(_correction, "vllm_importance_sampling_mode"),
         "algorithm.tis_outside": Computed(_correction, "vllm_importance_sampling_mode"),
-        "algorithm.value_lr": Elsewhere("gae only"),
-        "algorithm.value_clip": Elsewhere("gae only"),
+        "algorithm.kl_reset": Fixed(
+            None,
+            "TRL's checkpoints hold no reference model (sync_ref_model): a resumed run would go "
+            "back to the first one",
+        ),
+        **entries.NO_CRITIC,
         "optimizer.lr": Copied("learning_rate"),
         "optimizer.type": Fixed("adamw", "optim=adamw_torch"),
         "optimizer.schedule": Computed(_schedule, "lr_scheduler_type"),

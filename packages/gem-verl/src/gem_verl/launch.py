@@ -146,8 +146,8 @@ _KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 def _loss(run: Run) -> dict[str, Any]:
     algorithm = run.spec.algorithm
-    sequence = {"ppo": "gspo", "cispo": "cispo"}
-    token = {"ppo": "vanilla", "cispo": "cispo"}
+    sequence = {"ppo": "gspo", "cispo": "cispo", "sapo": "sapo"}
+    token = {"ppo": "vanilla", "cispo": "cispo", "sapo": "sapo"}
     names = sequence if algorithm.ratio == "sequence" else token
     return {f"{_ACTOR}.policy_loss.loss_mode": names[algorithm.loss]}
 
@@ -217,6 +217,10 @@ def _correction(run: Run) -> dict[str, Any]:
 
 
 _REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "mean": "seq_mean_k1"}
+
+
+def _after(iterations: int) -> int:
+    return iterations + 1 if iterations else 0
 
 
 def _both_bounds(run: Run) -> bool:
@@ -300,11 +304,13 @@ TABLE = Table(
         "algorithm.gamma": Copied("algorithm.gamma"),
         "algorithm.lam": Copied("algorithm.lam"),
         "algorithm.loss": Computed(_loss, "actor.policy_loss.loss_mode"),
+        "algorithm.sapo_positive": Copied(f"{_ACTOR}.tau_pos"),
+        "algorithm.sapo_negative": Copied(f"{_ACTOR}.tau_neg"),
         "algorithm.ratio": (
             Computed(_loss, "actor.policy_loss.loss_mode"),
             Refused(
-                lambda run, value: value == "sequence" and run.spec.algorithm.loss == "cispo",
-                "verl's 'cispo' has ratios of tokens only; set it to 'token'",
+                lambda run, value: value == "sequence" and run.spec.algorithm.loss != "ppo",
+                "verl's '{run.spec.algorithm.loss}' has ratios of tokens only; set it to 'token'",
             ),
         ),
         "algorithm.clip": Computed(_clip, "actor.clip_ratio, actor.clip_ratio_low"),
@@ -331,11 +337,13 @@ TABLE = Table(
         "algorithm.loss_aggregation": (
             Computed(_aggregation, "actor.loss_agg_mode"),
             entries.aggregations("verl", _AGGREGATIONS),
+            entries.MEANS_OF_ROWS,
             Departs(
                 lambda run, value: value != "token-mean" and not run.spec.policy.one_row,
                 "verl also counts the rows that it fills batches up with: the loss is scaled down",
             ),
         ),
+        **entries.FIXED_REFERENCE,
         "algorithm.kl_coef": Computed(_kl, "actor.kl_loss_coef, actor.use_kl_loss"),
         "algorithm.kl_in": Computed(_kl, "actor.use_kl_loss or algorithm.use_kl_in_reward"),
         "algorithm.kl_estimator": Computed(_kl, "actor.kl_loss_type, algorithm.kl_penalty"),
@@ -362,6 +370,14 @@ TABLE = Table(
         "algorithm.reject_high": _REJECTED,
         "algorithm.reject_level": Computed(_correction, "algorithm.rollout_correction.rollout_rs"),
         "algorithm.value_lr": Copied("critic.optim.lr"),
+        "algorithm.critic_warmup": (
+            # verl trains the policy from this step on, and counts from 1.
+            Computed(
+                lambda run: {"trainer.critic_warmup": _after(run.spec.algorithm.critic_warmup)},
+                "trainer.critic_warmup",
+            ),
+            entries.SCHEDULED_LATE,
+        ),
         "algorithm.value_clip": Copied(
             "critic.cliprange_value", "critic.cliprange_value, trained where turns begin"
         ),

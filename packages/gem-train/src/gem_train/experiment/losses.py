@@ -36,10 +36,11 @@ class PolicyLoss:
     """The policy's loss: surrogate, ratio, clip ranges, and how tokens are added up."""
 
     loss: str = setting(
-        "`ppo`, the clipped surrogate (arXiv 1707.06347, equation 7), or `cispo`, REINFORCE "
-        "weighted with a clipped ratio (arXiv 2506.13585)",
+        "`ppo`, the clipped surrogate (arXiv 1707.06347, equation 7), `cispo`, REINFORCE weighted "
+        "with a clipped ratio (arXiv 2506.13585), or `sapo`, whose soft gate takes the place of "
+        "clipping (arXiv 2511.20347)",
         "ppo",
-        choices=("ppo", "cispo"),
+        choices=("ppo", "cispo", "sapo"),
     )
     clip: float = setting("clip range of the probability ratio below 1", 0.2, above=0)
     clip_high: float | None = setting(
@@ -50,6 +51,10 @@ class PolicyLoss:
         None,
         above=1,
     )
+    sapo_positive: float = setting(
+        "how fast `sapo` fades ratios out where the advantage is positive", 1.0, above=0
+    )
+    sapo_negative: float = setting("the same where it is not positive", 1.05, above=0)
     ratio: str = setting(
         "probability ratio of each `token`, or of each `sequence`: the geometric mean over the "
         "sampled tokens of a row (GSPO-token, arXiv 2507.18071, equation 13)",
@@ -170,6 +175,8 @@ def policy_loss(
     - `ppo`: `max(-A * r, -A * clamp(r, 1 - clip, 1 + clip_high))`; where A is negative at most
       `-A * dual_clip`. At `new == old` its gradient is that of REINFORCE, `-A * grad(new)`.
     - `cispo`: `-A * new * min(r, 1 + clip_high)`, without a gradient through the minimum.
+    - `sapo`: `-A * 4 / t * sigmoid(t * (r - 1))`, with `t = sapo_positive` where A > 0, else
+      `sapo_negative`. At `new == old` its gradient is that of REINFORCE.
 
     With `ratio = "sequence"`, `r` is `exp(row_mean(new - old))`, and its gradient is
     `r * grad(new)`.
@@ -178,6 +185,10 @@ def policy_loss(
     most = 1 + how.highest
     if how.loss == "cispo":
         return -advantage * new * ratio.detach().clamp(max=most)
+    if how.loss == "sapo":
+        positive = ratio.new_tensor(how.sapo_positive)
+        speed = positive.where(advantage > 0, ratio.new_tensor(how.sapo_negative))
+        return -advantage * (speed * (ratio - 1)).sigmoid() * 4 / speed
     loss = (-advantage * ratio).maximum(-advantage * ratio.clamp(1 - how.clip, most))
     if how.dual_clip is None:
         return loss
@@ -193,9 +204,11 @@ def probability_ratio(new: Tensor, old: Tensor, how: PolicyLoss, row_mean: RowMe
 
 
 def clipped(ratio: Tensor, how: PolicyLoss) -> Tensor:
-    """Return whether the ratio of each token is outside the clip ranges."""
-    below = ratio < 1 - how.clip
-    return (ratio > 1 + how.highest) | (below if how.loss == "ppo" else below & False)
+    """Return whether the ratio of each token is outside the clip ranges that its loss has."""
+    below, above = ratio < 1 - how.clip, ratio > 1 + how.highest
+    if how.loss == "ppo":
+        return below | above
+    return above if how.loss == "cispo" else above & False
 
 
 def importance_weights(old: Tensor, sampler: Tensor, how: Correction, row_sum: RowSum) -> Tensor:

@@ -138,11 +138,22 @@ class AlgorithmPart(Correction, PolicyLoss, Shaping, EstimatorPart):
         "loss",
         choices=("loss", "reward"),
     )
+    kl_reset: int | None = setting(
+        "iterations after which the current policy takes the place of the initial one in the KL "
+        "penalty, again and again (ProRL, arXiv 2505.24864, section 2.3.2); by default never",
+        None,
+        least=1,
+    )
     entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
     value_lr: float = setting(
         "critic's learning rate, where the estimator needs a critic", 1e-3, above=0
     )
     value_clip: float = setting("clip range of the critic's prediction", 0.2, above=0)
+    critic_warmup: int = setting(
+        "first iterations in which only the critic is trained (VC-PPO, arXiv 2503.01491)",
+        0,
+        least=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -355,7 +366,13 @@ class RunSpec:
                 f"algorithm.dual_clip: is of the loss 'ppo', not of {algorithm.loss!r}; leave it "
                 f"out, got {most!r}"
             )
+        if algorithm.clip_high is not None and algorithm.loss == "sapo":
+            raise ConfigurationError(
+                "algorithm.clip_high: the loss 'sapo' has no clip range; leave it out, got "
+                f"{algorithm.clip_high!r}"
+            )
         self._check_correction()
+        self._check_phases()
         name = algorithm.advantage
         if not algorithm.group_std and name in BUILT_IN and name != "grpo":
             raise ConfigurationError(
@@ -372,6 +389,26 @@ class RunSpec:
             raise ConfigurationError(
                 "optimizer.min_lr_ratio: means nothing to the schedule 'constant'; leave it out, "
                 f"got {optimizer.min_lr_ratio!r}"
+            )
+
+    def _check_phases(self) -> None:
+        """Refuse phases of a run without what they are phases of."""
+        algorithm, iterations = self.algorithm, self.training.iterations
+        alone = algorithm.critic_warmup
+        if alone and not algorithm.estimator.needs_critic:
+            raise ConfigurationError(
+                f"algorithm.critic_warmup: the advantage {algorithm.advantage!r} has no critic; "
+                f"leave it out, got {alone}"
+            )
+        if alone >= iterations:
+            raise ConfigurationError(
+                "algorithm.critic_warmup must be below training.iterations = "
+                f"{iterations}, got {alone}"
+            )
+        if algorithm.kl_reset is not None and not algorithm.kl_coef:
+            raise ConfigurationError(
+                "algorithm.kl_reset: means nothing without algorithm.kl_coef; leave it out, got "
+                f"{algorithm.kl_reset}"
             )
 
     def _check_correction(self) -> None:
