@@ -199,9 +199,9 @@ _DEFINED = {
     ),
     "algorithm": (
         "advantage gamma lam normalise reward_scale reward_clip group_std whiten advantage_clip "
-        "loss clip clip_high dual_clip sapo_positive sapo_negative ratio epochs minibatches loss_aggregation "
-        "kl_coef kl_in kl_estimator kl_reset entropy_coef value_lr value_clip critic_warmup "
-        "tis_clip tis_floor tis_level tis_outside reject_low reject_high reject_level"
+        "loss clip clip_high dual_clip sapo_positive sapo_negative ratio epochs minibatches "
+        "loss_aggregation kl_coef kl_in kl_estimator kl_reset entropy_coef value_lr value_clip "
+        "critic_warmup tis_clip tis_floor tis_level tis_outside reject_low reject_high reject_level"
     ),
     "optimizer": ("lr schedule warmup min_lr_ratio type beta1 beta2 eps weight_decay grad_clip"),
     "training": (

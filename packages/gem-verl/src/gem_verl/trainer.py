@@ -69,6 +69,11 @@ RECORDED = {
     "lr": "actor/lr",
     "kl": "actor/kl_loss",
     "clip_fraction": "actor/pg_clipfrac",
+    "tis_fraction": (
+        "rollout_corr/rollout_is_oob_ratio",
+        "rollout_corr/rollout_is_ratio_fraction_high",
+    ),
+    "rejected_fraction": "rollout_corr/rollout_rs_masked_fraction",
     "value_loss": "critic/vf_loss",
     "value_grad_norm": "critic/grad_norm",
     "logprob_difference_max": "training/rollout_probs_diff_max",
