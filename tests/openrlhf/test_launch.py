@@ -185,7 +185,9 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     assert args.eval.steps == 2
     rows = [json.loads(line) for line in launch.files["eval.jsonl"].splitlines()]
     known = [DatasetRow.decode(row["label"]) for row in rows]
-    assert [(r.evaluation, r.temperature) for r in known] == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
+    assert [(r.evaluation, r.sampling and r.sampling.temperature) for r in known] == [
+        ("a", 0.0)
+    ] * 2 + [("b", 0.5)] * 2
     status = {each.name: each.status for each in launch.parity}
     assert status["eval.0.every"] == "emulated"
 

@@ -85,7 +85,9 @@ def test_a_file_that_is_no_dataset_is_named(tmp_path: Path) -> None:
         TaskDataset([str(tmp_path / "nowhere.jsonl")])
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "Hello"}\n')
-    with pytest.raises(ConfigurationError, match=r"not a row of `python -m gem_skyrl.make_dataset`"):
+    with pytest.raises(
+        ConfigurationError, match=r"not a row of `python -m gem_skyrl.make_dataset`"
+    ):
         TaskDataset([str(other)])
 
 

@@ -36,9 +36,7 @@ SEAMS = (
     called(f"{_TRACKING}", "project_name, experiment_name, backend, config, tags"),
     *calls("skyrl.train.utils.utils", {"initialize_ray": "cfg", "validate_cfg": "cfg"}),
     *calls(f"{_SERVERS}.utils", {"resolve_policy_model_name": "cfg"}),
-    *calls(
-        "skyrl.train.generators.utils", {"build_vllm_cache_salt": "weight_version, model_name"}
-    ),
+    *calls("skyrl.train.generators.utils", {"build_vllm_cache_salt": "weight_version, model_name"}),
     *calls(f"{_SERVERS}.remote_inference_client", {"RemoteGenerateClient": "proxy_url"}),
     called(
         f"{_SERVERS}.remote_inference_client:RemoteGenerateClient.generate",

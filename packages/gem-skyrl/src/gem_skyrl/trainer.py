@@ -158,7 +158,7 @@ class _GemTrainer:
             vllm_metrics_scraper.resume()
         rows, sampling = self.eval_dataset.rows, self.cfg.generator.sampling_params
         given = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
-        # A row has its own temperature; without one it is sampled as in training.
+        # A row has its own sampling; without one it is sampled as in training.
         given["temperature"] = sampling.temperature
         episodes = await self.generator.play(rows, [(self.global_step, 0)] * len(rows), given)
         if vllm_metrics_scraper is not None:
@@ -242,5 +242,3 @@ def _ids(data: Any, row: PlacedRow) -> Any:
     """Return SkyRL's tokens of a row without its padding, which comes first."""
     attended = int(data["attention_mask"][row.place].sum())
     return data["sequences"][row.place, -attended:].numpy()
-
-
