@@ -246,11 +246,16 @@ def test_evaluations_are_sampled_as_they_say(trainer: str, run: Run, tmp_path: P
 def test_a_defect_in_a_setting_is_noticed(
     name: str, reference: Callable[[str], Path], run: Run, tmp_path: Path
 ) -> None:
-    case = breaks.KEYS[name][1]
+    case, trainer = breaks.KEYS[name][1], name.partition("_")[0]
     tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    path = str(Path(__file__).parent)
+    environment = {"GEM_BREAK": name, "PYTHONPATH": path}
+    if trainer == "verl":
+        environment["VERL_USE_EXTERNAL_MODULES"] = "breaks"
+    else:
+        environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), path])
     settings = (*CASES[case].beside, *CASES[case].keys)
-    folder = run("trl", tmp_path / "run", RECIPE, *settings, GEM_BREAK=name, PYTHONPATH=path)
+    folder = run(trainer, tmp_path / "run", RECIPE, *settings, **environment)
     assert differences(reference(case), folder, settings)
 
 
