@@ -8,7 +8,7 @@ from typing import Any
 from gem_openrlhf import worker
 from gem_openrlhf.dataset import line
 from gem_openrlhf.record import EVALUATED
-from gem_openrlhf.settings import ONE_ROW, Settings
+from gem_openrlhf.settings import LORA, ONE_ROW, Settings
 from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 from gem_train import entries, platforms
 from gem_train.experiment.tasksets import dataset_text
@@ -205,6 +205,7 @@ TABLE = Table(
     "openrlhf",
     {
         **entries.ALL_WEIGHTS,
+        "policy.lora_rank": Fixed(0, LORA),
         **entries.SHARED_GPUS,
         **entries.tasks(Computed(_tasks, "data.prompt_dataset, agent file: task_order='file'")),
         **entries.evaluations(Computed(_evaluations, "eval.dataset"), "not before the first"),

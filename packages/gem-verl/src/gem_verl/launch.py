@@ -272,6 +272,11 @@ TABLE = Table(
     "verl",
     {
         **entries.ALL_WEIGHTS,
+        "policy.lora_rank": Fixed(
+            0,
+            "verl's adapters (PEFT) have two factors for each projection; those of the RunSpec "
+            "share the first one between projections that read the same input",
+        ),
         **entries.SHARED_GPUS,
         **entries.tasks(
             Computed(
