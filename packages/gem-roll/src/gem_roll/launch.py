@@ -85,11 +85,11 @@ def _config(run: Run, settings: Mapping[str, Any]) -> str:
             table = table.setdefault(each, {})
         table[name] = value
     train = tree["custom_envs"]["train"]
-    for each in run.spec.eval:
-        source = each.source
+    for part in run.spec.eval:
+        source = part.source
         first = source.tasks[0]
         tasks = {"env_type": first.env_id, "env_config": dict(first.params)}
-        own = {"first_seed": first.seed, "temperature": each.temperature, "tasks": None}
+        own = {"first_seed": first.seed, "temperature": part.temperature, "tasks": None}
         tree["custom_envs"][f"eval:{source.name}"] = {
             **train,
             **tasks,

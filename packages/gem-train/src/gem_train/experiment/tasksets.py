@@ -43,7 +43,7 @@ class EvalSampling:
     )
 
     @property
-    def engine(self) -> dict[str, float]:
+    def engine(self) -> dict[str, Any]:
         """The settings under the names that vLLM and SGLang have for them."""
         return asdict(self)
 
