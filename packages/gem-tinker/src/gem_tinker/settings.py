@@ -25,6 +25,7 @@ FREE += ("restarts", "executor", "retries", "sample_retries", "request_timeout_s
 """Keys that may differ where a run goes on."""
 
 NO_CRITIC = "a Tinker server has no value head for a critic"
+NO_MIN_P = "a Tinker server's sampler has no min_p"
 TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
 """Why settings are refused."""
 
@@ -99,7 +100,8 @@ class Config(settings.Settings, Schedule, Filtering):
         )
         settings.refuse_values(vars(self), found, prefix)
         settings.check_group_size(self.advantage, "group_size", self.group_size)
-        self.sources()
+        least = [source.sampling.min_p for source in self.sources() if source.sampling]
+        settings.refuse_values(vars(self), [("eval", any(least), NO_MIN_P)], prefix)
 
     def learning_rate(self, iteration: int, number: int) -> float:
         """Return the learning rate of an update.

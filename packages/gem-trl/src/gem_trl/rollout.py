@@ -1,4 +1,4 @@
-"""TRL's engines at other temperatures, and its columns of what was played."""
+"""TRL's engines with other sampling, and its columns of what was played."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gem.trajectory import TrainingRow, Trajectory
+from gem_train.experiment.tasksets import EvalSampling
 from gem_train.seams import replaced
 
 
 @contextmanager
-def sampling_at(trainer: Any, temperature: float | None) -> Iterator[None]:
-    """Sample at another temperature for a while, from all candidates; 0 is greedy.
+def sampling_at(trainer: Any, sampling: EvalSampling | None) -> Iterator[None]:
+    """Sample otherwise for a while, without a repetition penalty; the temperature 0 is greedy.
 
     Args:
         trainer: A GRPOTrainer.
-        temperature: None changes nothing.
+        sampling: None changes nothing.
     """
     with ExitStack() as stack:
-        if temperature is not None:
-            greedy = temperature == 0
+        if sampling is not None:
+            greedy = sampling.temperature == 0
             changes = {
-                "temperature": 1.0 if greedy else temperature,
-                "top_k": 1 if greedy else 0,
-                "top_p": 1.0,
-                "min_p": None,
+                "temperature": sampling.temperature or 1.0,
+                "top_k": 1 if greedy else max(sampling.top_k, 0),
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p or None,
+                "repetition_penalty": 1.0,
             }
             engine = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
             for name, value in changes.items():

@@ -165,7 +165,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Play this process's episodes; see TRL's `rollout_func`.
 
         Raises:
-            ConfigurationError: The dataset is not of `gem_trl.dataset`, or mixes temperatures.
+            ConfigurationError: The dataset is not of `gem_trl.dataset`, or mixes samplings.
             RolloutError: Too many episodes of the batch failed.
         """
         began = time.perf_counter()
@@ -177,7 +177,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         engine = Lockstep(sample, frozenset(self.eos_token_ids), most)
         stop_id = min(self._chat.stop_ids)
-        with sampling_at(self, rows[0].temperature):
+        with sampling_at(self, rows[0].sampling):
             if evaluation is None and self.gem.extra_batches is not None:
                 batch = self._filtered(engine, rows)
             else:
@@ -245,10 +245,10 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _evaluation(self, rows: Sequence[DatasetRow]) -> str | None:
         """Return the name of the evaluation that rows are of; None in training."""
-        found = {row.temperature for row in rows}
+        found = {row.sampling for row in rows}
         if len(found) > 1 or (self.model.training and found != {None}):
             raise ConfigurationError(
-                f"the rows of a batch ask for the temperatures {found}: in training it is "
+                f"the rows of a batch ask for the sampling {found}: in training it is "
                 "GRPOConfig's, and an evaluation has one (gem_trl.eval_datasets)"
             )
         return None if self.model.training else rows[0].evaluation or "eval"

@@ -37,7 +37,7 @@ from gem_train.packed import PackedTrajectory
 from gem_train.processes import claim
 from gem_train.ray import call_while_alive
 from gem_train.record import TrainedRow
-from gem_train.recording import RunRecording
+from gem_train.recording import Names, RunRecording
 from gem_train.rows import EpisodeTurns, RowTurns
 from gem_train.seams import Seam, check_seams
 from gem_train.settings import MayFail, check_episodes, failure_reasons
@@ -62,13 +62,18 @@ SEAMS = (
 )
 """Methods of verl's trainers that are extended here, with their parameters."""
 
-RECORDED = {
+RECORDED: Names = {
     "loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",
     "entropy": "actor/entropy",
     "lr": "actor/lr",
     "kl": "actor/kl_loss",
     "clip_fraction": "actor/pg_clipfrac",
+    "tis_fraction": (
+        "rollout_corr/rollout_is_oob_ratio",
+        "rollout_corr/rollout_is_ratio_fraction_high",
+    ),
+    "rejected_fraction": "rollout_corr/rollout_rs_masked_fraction",
     "value_loss": "critic/vf_loss",
     "value_grad_norm": "critic/grad_norm",
     "logprob_difference_max": "training/rollout_probs_diff_max",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gem.blame import CAUSES, Cause
 from gem.errors import ConfigurationError
+from gem.multi import all_seats
 from gem.trajectory import Failure
 from gem_train.experiment.filtering import overlong
 from gem_train.packed import Played
@@ -89,6 +91,29 @@ def episode_metrics(
     )
     parts = environment_metrics(valid) | opponent_metrics(valid)
     return metrics | parts | info_metrics(valid, info)
+
+
+def sampled_metrics(episodes: Sequence[Played]) -> dict[str, float]:
+    """Summarise an evaluation with several episodes of each task.
+
+    Args:
+        episodes: All of the evaluation; failed ones are left out.
+
+    Returns:
+        `pass_rate`, the share of tasks with at least one success; nothing if no task has several
+        episodes, or all seats of a match are played.
+    """
+    found: dict[str, list[bool]] = {}
+    for each in episodes:
+        if all_seats(each.task.params):
+            return {}
+        if each.valid:
+            found.setdefault(json.dumps(each.task.to_dict(), sort_keys=True), []).append(
+                each.success
+            )
+    if all(len(successes) < 2 for successes in found.values()):
+        return {}
+    return {"pass_rate": sum(map(any, found.values())) / len(found)}
 
 
 def info_metrics(episodes: Sequence[Played], names: Sequence[str]) -> dict[str, float]:
