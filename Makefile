@@ -265,7 +265,7 @@ e2e-eval: env-dev env-verl env-rl2 ## gem eval with vLLM's, SGLang's and transfo
 	$(DEV) $(PYTEST) tests/e2e/test_eval.py
 e2e-openenv: env-dev ## OpenEnv's own client, server and validation against ours
 	$(DEV) $(PYTEST) tests/packages/test_openenv.py
-example-env: env-dev ## The packages of docs/your-own-*.md: install, check, play, train, replay
+example-env: env-dev ## The packages of docs/tutorials/own-*.md: install, check, play, train, replay
 	$(DEV) $(PYTEST) -m "not nightly" tests/packages/test_example.py tests/packages/test_example_estimator.py
 e2e: env-dev env-verl example-verl ## Real verl in each way of using it, a few steps each, and the example file
 	$(VERL) $(PYTEST) tests/verl -m "slow and not nightly"

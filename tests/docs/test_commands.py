@@ -126,7 +126,7 @@ def check_python(arguments: list[str], complete: bool) -> None:
     elif module == "pip":
         check_pip(rest)
     else:
-        assert top in ("gem_mytrainer", "openrlhf", "pytest", "venv", "verl"), module
+        assert top in ("gem_mytrainer", "openrlhf", "pytest", "skyrl", "venv", "verl"), module
 
 
 def check_pip(arguments: list[str]) -> None:
