@@ -123,8 +123,9 @@ def parse(argv: Sequence[str]) -> Config:
         ConfigurationError: GEM's settings, or SkyRL's beside them, are wrong.
         ValueError: SkyRL refuses a key or a value; in places it raises an `AssertionError`.
     """
-    keys = [word for word in argv if not word.startswith(SWITCH)]
-    config: Config = Config.from_cli_overrides(keys)
+    config: Config = Config.from_cli_overrides(
+        [word for word in argv if not word.startswith(SWITCH)]
+    )
     validate_cfg(config)
     read(config)
     return config

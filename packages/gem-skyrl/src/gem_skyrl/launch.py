@@ -414,8 +414,12 @@ TABLE = Table(
             "trainer.micro_train_batch_size_per_gpu",
         ),
         "hardware.learner.checkpointing": Copied("trainer.gradient_checkpointing"),
-        "hardware.learner.offload": Elsewhere(
-            "SkyRL moves the learner to main memory while engines sample, whatever is set"
+        "hardware.learner.offload": (
+            Elsewhere("SkyRL's default"),
+            Departs(
+                lambda run, value: value,
+                "SkyRL moves the learner to main memory while engines sample, whatever is set",
+            ),
         ),
         "hardware.learner.attention": Computed(_attention, "trainer.flash_attn"),
         "hardware.checkpoint_every": Computed(_checkpoints, "trainer.ckpt_interval"),
