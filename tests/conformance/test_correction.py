@@ -37,9 +37,9 @@ class Case(NamedTuple):
     trainers: tuple[str, ...]
 
 
-# Of the untrained policy's greedy tokens a tenth has a probability of about 0.2, a third one of 0.53
-# to 0.57, the rest nearly 1; the products of rows are about 0.0001 and 0.012, their
-# geometric means 0.655 and 0.669.
+# Of the untrained policy's greedy tokens a tenth has a probability of about 0.2, a third one of
+# 0.53 to 0.57, the rest nearly 1; the products of rows are about 0.0001 and 0.012, their geometric
+# means 0.655 and 0.669.
 CASES: Mapping[str, Case] = {
     "truncated": Case(("tis_clip=0.75",), "tis_clip=0.5", ("verl", "openrlhf", VLLM)),
     "floor": Case(("tis_clip=0.9", "tis_floor=0.6"), "tis_floor=0.2", ("openrlhf", VLLM)),
