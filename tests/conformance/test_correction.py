@@ -50,8 +50,8 @@ CASES: Mapping[str, Case] = {
         ("verl", "openrlhf", VLLM),
     ),
     "masked sequence": Case(
-        ("tis_clip=0.9", "tis_floor=0.001", "tis_outside=zero", "tis_level=sequence"),
-        "tis_floor=0.00001",
+        ("tis_clip=0.005", "tis_floor=0.00001", "tis_outside=zero", "tis_level=sequence"),
+        "tis_outside=clip",
         ("verl", VLLM),
     ),
     "rejected": Case(("reject_low=0.3", "reject_high=0.555"), "reject_high=0.6", ("verl",)),

@@ -212,7 +212,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             return super()._update_critic(batch, metrics)
         fields = ["response_mask", "loss_mask"]
         masks = _read(batch, *fields)
-        trained = masks["response_mask"].unbind()
+        # The response mask lacks tokens that verl rejects for the policy.
+        trained = masks["loss_mask"].unbind()
         starts = [torch.zeros_like(mask) for mask in trained]
         for row in self._rows():
             for span in row.spans:
@@ -269,8 +270,13 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         return episodes
 
     def _trained_rows(self, batch: Any) -> list[list[TrainedRow]]:
-        """Read back what was trained on."""
-        fields = ("prompts", "responses", "response_mask", "rm_scores", "advantages")
+        """Read back what was trained on.
+
+        Where verl rejects tokens, its response mask lacks them; means of the loss count them.
+        """
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        mask = "loss_mask" if correction.get("rollout_rs") else "response_mask"
+        fields = ("prompts", "responses", mask, "rm_scores", "advantages")
         data = _read(batch, *fields)
         columns = [[row.tolist() for row in data[name].unbind()] for name in fields]
         rows = [TrainedRow(*entries) for entries in zip(*columns, strict=True)]
