@@ -13,6 +13,7 @@ ROLL := .venvs/roll/bin/python
 SKYRL := .venvs/skyrl/bin/python
 INSPECT := .venvs/inspect/bin/python
 TRACKERS := .venvs/trackers/bin/python
+SITE := .venvs/site/bin/python
 BENCH := $(DEV) -m gem_bench
 PYTEST := -m pytest -q $(PYTEST_FLAGS)
 RUNS ?= runs
@@ -33,7 +34,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-skyrl env-inspect env-trackers
+.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-skyrl env-inspect env-trackers env-site
 env-core: ## A small environment without torch, for work on gem-core: .venvs/core/bin/python -m pytest tests/core
 	@$(VENVS) core
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
@@ -56,6 +57,8 @@ env-skyrl: ## Environment with real SkyRL and vLLM, both for CPU
 	@$(VENVS) skyrl
 env-inspect: ## Environment with inspect-ai, for gem-eval's bridge
 	@$(VENVS) inspect
+env-site: ## Environment for the documentation's site and notebooks; no torch (70 s, 0.2 GB)
+	@$(VENVS) site
 env-trackers: ## Environment with TensorBoard, trackio, Weights & Biases and MLflow, for gem-bench log
 	@$(VENVS) trackers
 
@@ -106,6 +109,11 @@ baselines-verl: env-dev env-verl ## The discount's figure again, in real verl
 	$(BENCH) sweep recipes/sweeps/discount-verl.toml --cpu --out $(RUNS)/baselines --jobs 1
 	$(DEV) tools/baselines.py $(RUNS)/baselines
 
+.PHONY: release-check
+release-check: ## Build every package twice and check what would be released; TRAINERS=1: also beside the trainers
+	@$(VENVS) release
+	.venvs/release/bin/python tools/release_check.py $(if $(TRAINERS),--trainers)
+
 .PHONY: wheels
 wheels: ## Wheels of all packages in dist/: pip install --find-links dist gem-verl 'gem-core[all]' ...
 	@rm -rf dist && $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w dist $(wildcard packages/gem-*)
@@ -119,17 +127,23 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
-docs: env-dev ## Write the pages about environments, public modules and how trainers realise a RunSpec
+.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
+docs: env-dev ## Write the pages about environments, public modules and trainers, and the pictures of concepts
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
 	$(DEV) tools/parity.py docs/parity
 	$(DEV) tools/extras.py docs
+	$(DEV) tools/pictures.py docs/images
 docs-check: env-dev ## The pages about environments and public modules are current
 	$(DEV) tools/catalogue.py docs/envs --check
 	$(DEV) tools/api.py docs/api --check
 	$(DEV) tools/parity.py docs/parity --check
 	$(DEV) tools/extras.py docs --check
+	$(DEV) tools/pictures.py docs/images --check
+site: env-site ## Build the documentation's site in site/, with every link checked
+	$(SITE) -m mkdocs build --strict
+site-serve: env-site ## Show the site while you write: http://127.0.0.1:8000
+	$(SITE) -m mkdocs serve
 check-envs: env-dev ## Check every environment that runs offline
 	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json
@@ -148,14 +162,16 @@ check: env-dev lint types ## Style, types, and the tests that your change can br
 	@tests="$$($(DEV) tools/graph.py $(BASE))"; if test -n "$$tests"; then \
 	  $(DEV) $(PYTEST) --timeout 1200 -n 2 --dist worksteal -m "not slow and not nightly" $$tests; \
 	else echo "no test can see what is changed"; fi
-TESTS := test-dev test-trl
+TESTS := test-dev test-trl test-site
 ALL_TESTS := $(TESTS) test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-skyrl test-inspect
 test: ## Unit, property and installation tests, of TRL conformance L0
 	@$(MAKE) --no-print-directory --keep-going $(TESTS)
 test-all: ## The same of all trainers
 	@$(MAKE) --no-print-directory --keep-going $(ALL_TESTS)
 test-dev: env-dev
-	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/bench tests/eval tests/cpu tests/packages
+	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/bench tests/eval tests/cpu tests/packages tests/docs
+test-site: env-site
+	$(SITE) $(PYTEST) --timeout 1200 tests/site
 test-trl: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/trl tests/conformance
 # The oldest supported TRL, which one-GPU trainers built on TRL ask for, and the newest transformers.
@@ -249,7 +265,7 @@ e2e-eval: env-dev env-verl env-rl2 ## gem eval with vLLM's, SGLang's and transfo
 	$(DEV) $(PYTEST) tests/e2e/test_eval.py
 e2e-openenv: env-dev ## OpenEnv's own client, server and validation against ours
 	$(DEV) $(PYTEST) tests/packages/test_openenv.py
-example-env: env-dev ## The packages of docs/your-own-*.md: install, check, play, train, replay
+example-env: env-dev ## The packages of docs/tutorials/own-*.md: install, check, play, train, replay
 	$(DEV) $(PYTEST) -m "not nightly" tests/packages/test_example.py tests/packages/test_example_estimator.py
 e2e: env-dev env-verl example-verl ## Real verl in each way of using it, a few steps each, and the example file
 	$(VERL) $(PYTEST) tests/verl -m "slow and not nightly"

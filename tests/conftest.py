@@ -25,7 +25,7 @@ _entry_points = importlib.metadata.entry_points
 def _strangers() -> frozenset[str]:
     """Distributions that plug something into GEM and are none of ours: what the user installed."""
     groups = [each for each in _entry_points().groups if each.startswith("gem.")]
-    # L0 tries every estimator that is installed (docs/your-own-estimator.md).
+    # L0 tries every estimator that is installed (docs/tutorials/own-estimator.md).
     groups = [each for each in groups if each != "gem.estimators"]
     there = {e.dist.name for group in groups for e in _entry_points(group=group) if e.dist}
     packages = Path(__file__).parents[1] / "packages"

@@ -277,7 +277,7 @@ def index() -> str:
     about = (
         "Public is what these pages describe. All other modules, and names with a leading "
         "underscore, are private: they may change in any release. Environments have pages of "
-        "their own, [docs/envs](../envs)."
+        "their own, [the catalogue](../envs/README.md)."
     )
     return _joined(["# The public modules", _LEAD, about, "\n".join(rows)])
 

@@ -18,7 +18,7 @@ from typing import Any
 import pages
 
 from gem import registry
-from gem.describing import Parameter, description, parameters
+from gem.describing import Parameter, description, parameters, summary
 from gem.errors import MissingExtraError, UnreachableError
 from gem.making import make
 from gem_check.offline import offline_parameters
@@ -39,6 +39,8 @@ FAMILIES = {
     "eval": "Evaluation sets",
 }
 """Titles of the pages by what stands before the colon of an id."""
+
+INDEX = "README.md"
 
 _EPISODES = 16
 # No further episode is begun after this many steps of a policy.
@@ -67,12 +69,13 @@ def page(family: str, ids: Sequence[str]) -> str:
     if family in ("multi", "openspiel", "textarena"):
         lead += (
             " or, where it knows it, the best response to the opponent. All scores are of one seat "
-            "against the id's `opponent`; docs/multi_agent.md says what else can be played"
+            "against the id's `opponent`; [several agents](../multi_agent.md) says what "
+            "else can be played"
         )
     elif family == "tau":
         lead += (
-            ", with the scripted user; docs/tau.md says what the tasks are and what is comparable "
-            "with published results"
+            ", with the scripted user; [TAU-bench](../tau.md) says what the tasks are and "
+            "what is comparable with published results"
         )
     elif family != "game":
         lead += (
@@ -159,6 +162,44 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def index() -> str:
+    """Return the page about all families: what there is, in a line a class."""
+    by_family = families()
+    count = sum(map(len, by_family.values()))
+    lines = [
+        "# Environments catalogue",
+        "",
+        "<!-- Written by `make docs` from the registry and the docstrings; edit those. -->",
+        "",
+        f"{count} ids, and what stands behind them. The page of a family has every id with its "
+        "parameters, the scores of random play and of the oracle, and an example episode. "
+        "`gem list` prints the ids, `gem info ID` all about one, `gem play ID` plays it. No "
+        "environment needs a GPU. [Extras](../extras.md) says what to install for which family; "
+        "[environments](../environments.md) says what all of them promise.",
+    ]
+    for family in FAMILIES:
+        ids = by_family.get(family, [])
+        lines += [
+            "",
+            f"## {FAMILIES[family]}",
+            "",
+            f"{len(ids)} ids. [Ids, parameters, scores and an example episode]({family}.md)",
+            "",
+            "| environment | what it is | ids |",
+            "|---|---|---|",
+        ]
+        for entry_point, group in by_class(ids).items():
+            name = getattr(entry_point, "__name__", group[0])
+            link = f"[{name}]({family}.md#{name.lower()})"
+            lines.append(f"| {link} | {_cell(summary(entry_point))} | {_some(group)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _some(ids: Sequence[str]) -> str:
+    """Return ids for a cell: the first one, and how many more there are."""
+    return f"`{ids[0]}`" + (f" and {len(ids) - 1} more" if len(ids) > 1 else "")
+
+
 def write(folder: Path, check: bool) -> Mapping[str, str]:
     """Write all pages.
 
@@ -171,6 +212,8 @@ def write(folder: Path, check: bool) -> Mapping[str, str]:
         they cannot run here.
     """
     wrong = {}
+    if not pages.put(folder / INDEX, index(), check=check):
+        wrong[INDEX] = pages.NOT_CURRENT
     for family, ids in families().items():
         path = folder / f"{family}.md"
         try:

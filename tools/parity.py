@@ -134,10 +134,29 @@ def _verdict(name: str, table: Table, spec: RunSpec) -> tuple[str, str]:
     return ("emulated" if said else "matched"), "; ".join(said)
 
 
+def index() -> str:
+    """Return the page that leads to the others."""
+    lines = [
+        "# How each trainer realises a RunSpec",
+        "",
+        "*Written by `make docs`.*",
+        "",
+        "A [RunSpec](../runspec.md) says what is learned. The adapter of a trainer says of each "
+        "key how it reaches the trainer, which values are refused, and what differs from the "
+        "reference trainer. These pages are the adapters' own tables, and the command is made "
+        "from them, so that they cannot disagree.",
+        "",
+        *(f"- [{title}]({name}.md)" for name, title in TITLES.items()),
+        "- [Recipes of papers](papers.md): which trainer takes which recipe",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def write(folder: Path, check: bool) -> Mapping[str, str]:
     """Write or check all pages; return what is wrong, by page."""
     texts = {f"{name}.md": page(name, table) for name, table in tables().items()}
     texts["papers.md"] = papers()
+    texts["README.md"] = index()
     return pages.put_all(folder, texts, "is about no adapter", check=check)
 
 

@@ -275,6 +275,38 @@ def test_other_hardware_is_said_and_no_difference_of_the_experiment(tmp_path: Pa
     assert "no difference of the experiment (gpus_per_node: 1, 8)" in note
 
 
+def test_a_limit_of_updates_that_acts_in_one_run_only_is_named(tmp_path: Path) -> None:
+    def with_metrics(name: str, trainer: str, **metrics: float) -> Path:
+        spec = {**SPEC, "optimizer": {"grad_clip": 1.0}, "seed": 0}
+        folder = write(tmp_path / name, [0.5, 0.5], trainer=trainer, meta={"spec": spec})
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        text = "".join(json.dumps(line | metrics) + "\n" for line in lines)
+        (folder / "metrics.jsonl").write_text(text)
+        return folder
+
+    def notes(*folders: Path) -> list[str]:
+        return compare(load_runs(folders)).notes
+
+    clipped = with_metrics("clipped", "a", clip_fraction=0.2, grad_norm=3.0, tis_fraction=0.3)
+    free = with_metrics("free", "b", clip_fraction=0.0, grad_norm=0.5, tis_fraction=0.2)
+    policy, gradient = notes(clipped, free)
+    assert policy.startswith("the policy's clip acts in a, and is not seen to act in b")
+    assert "a: 20.0% of tokens; b: 0.0% of tokens" in policy
+    assert gradient.startswith("the gradient's clip acts in a, and is not seen to act in b")
+    # In both or in neither there is nothing to say.
+    assert notes(clipped, with_metrics("too", "c", **{**vars_of(clipped)})) == []
+    assert notes(free, with_metrics("neither", "d", **{**vars_of(free)})) == []
+    silent = with_metrics("silent", "e", clip_fraction=0.2, grad_norm=3.0)
+    [weights] = notes(clipped, silent)
+    assert "tis_" in weights and "e: not recorded" in weights
+
+
+def vars_of(folder: Path) -> dict[str, float]:
+    """Metrics of updates in the record of a run."""
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    return {name: line[name] for name in ("clip_fraction", "grad_norm", "tis_fraction")}
+
+
 def test_the_wall_time_of_a_resumed_run_is_its_records_not_that_of_the_last_start(
     tmp_path: Path,
 ) -> None:

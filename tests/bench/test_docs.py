@@ -13,7 +13,9 @@ from gem_bench.__main__ import _parser
 from gem_bench.run import STATUSES
 from gem_bench.runspec import Key, hardware_keys, reference_keys
 
-DOCS = Path(__file__).parents[2] / "docs" / "bench.md"
+DOCS = Path(__file__).parents[2] / "docs"
+COMMANDS = ("bench", "hardware", "resuming", "records", "conformance", "watching")
+"""Pages about gem-bench's commands."""
 
 
 def settings_table(keys: list[Key]) -> str:
@@ -26,17 +28,20 @@ def settings_table(keys: list[Key]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "keys"), [("settings", reference_keys()), ("hardware", hardware_keys())]
+    ("page", "name", "keys"),
+    [("runspec", "settings", reference_keys()), ("hardware", "hardware", hardware_keys())],
 )
-def test_every_setting_is_documented_as_it_is_defined(name: str, keys: list[Key]) -> None:
-    documented = DOCS.read_text(encoding="utf-8").partition(f"<!-- {name}")[2]
+def test_every_setting_is_documented_as_it_is_defined(
+    page: str, name: str, keys: list[Key]
+) -> None:
+    text = DOCS.joinpath(f"{page}.md").read_text(encoding="utf-8")
+    documented = text.partition(f"<!-- {name}")[2]
     table = documented.partition("-->\n")[2].partition(f"\n<!-- /{name} -->")[0]
     assert table == settings_table(keys)
 
 
 def test_every_command_and_long_option_is_documented() -> None:
-    pages = (DOCS, DOCS.with_name("watching.md"))
-    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    text = "".join(DOCS.joinpath(f"{page}.md").read_text(encoding="utf-8") for page in COMMANDS)
     commands = next(
         action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
     )
@@ -49,12 +54,12 @@ def test_every_command_and_long_option_is_documented() -> None:
 
 
 def test_every_exit_status_of_a_run_is_documented() -> None:
-    text = DOCS.read_text(encoding="utf-8")
+    text = DOCS.joinpath("bench.md").read_text(encoding="utf-8")
     assert all(f"| {status} |" in text for status in STATUSES.values())
 
 
 def test_the_example_of_an_adapters_tests_passes(tmp_path: Path) -> None:
-    example = DOCS.read_text(encoding="utf-8").partition("<!-- example")[2]
+    example = DOCS.joinpath("adapters.md").read_text(encoding="utf-8").partition("<!-- example")[2]
     code = example.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "test_adapter.py").write_text(code)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

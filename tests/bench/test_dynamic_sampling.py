@@ -1,9 +1,10 @@
-"""The reference with dynamic sampling (`training.extra_batches`), and audits of its runs."""
+"""The reference with dynamic sampling and overlong filtering, and audits of its runs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ Train = Callable[..., tuple[RunSpec, Path]]
 def train(tmp_path: Path) -> Train:
     """Train; keywords are keys of the RunSpec's training."""
 
-    def start(env: str = "game:GuessTheNumber-v0-easy", **training: Any) -> tuple[RunSpec, Path]:
+    def start(
+        env: str = "game:GuessTheNumber-v0-easy", turn_tokens: int = 8, **training: Any
+    ) -> tuple[RunSpec, Path]:
         data = {
             "name": "test",
             "env": {"id": env, "params": {"hint": "range", "prompt": "short"}},
@@ -60,7 +63,7 @@ def train(tmp_path: Path) -> Train:
                 "model": str(tiny_model.ensure()),
                 "prompt_tokens": 40,
                 "response_tokens": 128,
-                "turn_tokens": 8,
+                "turn_tokens": turn_tokens,
             },
             "algorithm": {"advantage": "grpo"},
             "optimizer": {"lr": 1e-4},
@@ -151,3 +154,30 @@ def test_a_policy_that_always_wins_ends_the_run_with_the_reason(train: Train) ->
     """Nothing can be learned; no update is made up."""
     with pytest.raises(RolloutError, match=r"training\.extra_batches: none of 12 groups"):
         train(EASY, extra_batches=1)
+
+
+CUT = 5
+"""Tokens of a turn, so few that some guesses are not ended."""
+
+
+def test_overlong_episodes_are_in_the_statistics_and_not_in_the_loss(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEM_RECORD_ROWS", "1")
+    _, folder = train(turn_tokens=CUT, mask_overlong=True)
+    run = read_run(folder)
+    played = list(run.episodes())
+    for episode in played:
+        assert bool(episode.rows) == (episode.trajectory.length_stops == 0)
+    assert any(any(e.advantages) for e in played if e.trajectory.length_stops)
+    assert all(0 < line["overlong_rate"] < 1 for line in run.metrics)
+    assert not judge(list(audit(run)))
+
+
+def test_an_audit_notices_overlong_episodes_in_the_loss(train: Train) -> None:
+    spec, folder = train(turn_tokens=CUT)
+    told = replace(spec, training=replace(spec.training, mask_overlong=True))
+    (folder / "run.json").write_text(
+        json.dumps({"spec": told.to_mapping(), "model": spec.policy.model})
+    )
+    assert "L2" in {finding.level for finding in judge(list(audit(read_run(folder))))}

@@ -15,35 +15,17 @@ from gem.errors import ConfigurationError
 from gem_bench.__main__ import main
 from gem_bench.fit import GB, PHASES, TRAINERS, Tiles, advise, check, estimate, unknown
 from gem_bench.runspec import SHIPPED, load_hardware, load_spec
-from gem_bench.shape import Shape, find_config
+from gem_bench.shape import PUBLISHED, Shape, find_config, qwen3
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 
 RECIPES = sorted(Path(__file__).parents[2].joinpath("recipes").glob("*.toml"))
 
 
-def qwen3(hidden: int, layers: int, heads: int, inner: int, *, tied: bool) -> dict[str, Any]:
-    """What the published `config.json` of a Qwen3 says; all have 8 key heads of 128."""
-    return {
-        "model_type": "qwen3",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": inner,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": tied,
-    }
-
-
-PUBLISHED = {
-    "Qwen3-1.7B": (qwen3(2048, 28, 16, 6144, tied=True), 1.72),
-    "Qwen3-4B": (qwen3(2560, 36, 32, 9728, tied=True), 4.02),
-    "Qwen3-8B": (qwen3(4096, 36, 32, 12_288, tied=False), 8.19),
-    "Qwen3-32B": (qwen3(5120, 64, 64, 25_600, tied=False), 32.76),
-}
-SHAPES = {name: Shape.of(config) for name, (config, _) in PUBLISHED.items()}
+BILLIONS = {"Qwen3-1.7B": 1.72, "Qwen3-4B": 4.02, "Qwen3-8B": 8.19, "Qwen3-32B": 32.76}
+"""Parameters that the models' own pages give."""
+CONFIGS = {name.removeprefix("Qwen/"): config for name, config in PUBLISHED.items()}
+SHAPES = {name: Shape.of(config) for name, config in CONFIGS.items()}
 
 SMALL = {
     "vocab_size": 2048,
@@ -102,10 +84,10 @@ def test_parameters_are_those_of_transformers(family: str, changes: dict[str, An
         assert shape.adapters(8) == wanted
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_published_models_have_the_published_size(name: str) -> None:
-    config, billions = PUBLISHED[name]
-    assert round(SHAPES[name].parameters / 1e9, 2) == billions
+    config = CONFIGS[name]
+    assert round(SHAPES[name].parameters / 1e9, 2) == BILLIONS[name]
     like = small("qwen3", **{key: config[key] for key in config if key != "model_type"})
     assert SHAPES[name].parameters == count(model_of(like, device="meta"))
 
@@ -119,7 +101,7 @@ def test_published_models_have_the_published_size(name: str) -> None:
     ],
 )
 def test_other_models_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
-    changed = {**PUBLISHED["Qwen3-4B"][0], **changes}
+    changed = {**CONFIGS["Qwen3-4B"], **changes}
     config = {key: value for key, value in changed.items() if value is not None}
     with pytest.raises(ConfigurationError, match=message):
         Shape.of(config)
@@ -343,7 +325,7 @@ def test_native_settings_count_or_are_named() -> None:
 def spec_for(recipe: Path) -> tuple[RunSpec, Shape]:
     spec = load_spec(recipe)
     name = spec.policy.model.removeprefix("Qwen/").removesuffix("-Base")
-    tiny = {**PUBLISHED["Qwen3-4B"][0], **SMALL, "vocab_size": 512}
+    tiny = {**CONFIGS["Qwen3-4B"], **SMALL, "vocab_size": 512}
     return spec, SHAPES.get(name) or Shape.of(tiny)
 
 
@@ -365,7 +347,7 @@ def test_every_recipe_gets_a_verdict_on_every_shipped_hardware(recipe: Path, tra
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_more_gpus_never_need_more_and_longer_episodes_never_less(trainer: str, name: str) -> None:
     def need(gpus: int, tokens: int) -> dict[str, float]:
         length = {"prompt_tokens": 500, "response_tokens": tokens}
@@ -452,7 +434,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tu
             values = spec.to_mapping()[table].items()
             lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in values if v or v == 0)]
         (tmp_path / "spec.toml").write_text("\n".join(line for line in lines if "{}" not in line))
-        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name][0]))
+        (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
         return "spec.toml", "config.json"
 
     return write
@@ -488,13 +470,11 @@ def test_the_command_says_whether_it_fits(files: Files, capsys: pytest.CaptureFi
 
 
 def test_the_table_in_the_documentation_is_what_the_command_prints(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = next(path for path in RECIPES if path.stem == "published-game")
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(PUBLISHED["Qwen3-1.7B"][0]))
-    main(["fit", str(recipe), "--to", "verl", "--model-config", str(config)])
-    text = recipe.parents[1].joinpath("docs", "bench.md").read_text(encoding="utf-8")
+    main(["fit", str(recipe), "--to", "verl"])
+    text = recipe.parents[1].joinpath("docs", "hardware.md").read_text(encoding="utf-8")
     shown = text.partition("<!-- fit")[2].partition("```text\n")[2].partition("```")[0]
     assert shown == capsys.readouterr().out
 
@@ -517,7 +497,7 @@ def verdicts() -> str:
 
 
 def test_the_page_has_every_published_recipe_in_every_trainer() -> None:
-    text = RECIPES[0].parents[1].joinpath("docs", "bench.md").read_text(encoding="utf-8")
+    text = RECIPES[0].parents[1].joinpath("docs", "hardware.md").read_text(encoding="utf-8")
     shown = text.partition("<!-- verdicts")[2].partition("\n")[2].partition("\n\n")[0]
     assert shown + "\n" == verdicts()
 

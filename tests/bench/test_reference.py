@@ -22,6 +22,8 @@ torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="the reference trainer needs it")
 pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
 
+from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor  # noqa: E402
+
 from gem_bench import reference, sampler  # noqa: E402
 from gem_bench.rows import training_rows  # noqa: E402
 
@@ -150,6 +152,24 @@ def test_top_k_and_top_p_keep_the_likeliest_tokens() -> None:
         warped = sampler.warp(probs.log(), SamplingPart(top_p=top_p, top_k=top_k)).softmax(-1)
         expected = torch.where(torch.arange(5) < kept, probs, 0.0)
         torch.testing.assert_close(warped, expected / expected.sum())
+
+
+def test_min_p_and_the_repetition_penalty_are_those_of_transformers() -> None:
+    logits = torch.tensor([[2.0, 1.0, -0.5, -1.0, 0.1], [0.3, -2.0, 0.2, 0.1, 0.0]])
+    prompts = [[0, 2], [1, 0]]
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    for row, ids in zip(seen, prompts, strict=True):
+        row[ids] = True
+    sampling = SamplingPart(temperature=0.5, min_p=0.1, repetition_penalty=1.5)
+    expected = RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor(prompts), logits) / 0.5
+    expected = MinPLogitsWarper(0.1)(torch.tensor(prompts), expected)
+    warped = sampler.warp(logits, sampling, seen)
+    torch.testing.assert_close(warped, expected)
+    # Both have an effect, and a token whose logit is negative becomes less likely, too.
+    assert 0 < warped.isinf().sum() < warped.numel()
+    assert torch.equal(sampler.warp(logits, SamplingPart(), seen), logits)
+    only = sampler.warp(logits, SamplingPart(repetition_penalty=1.5), seen)
+    assert (only[seen] < logits[seen]).all() and torch.equal(only[~seen], logits[~seen])
 
 
 def test_temperature_sharpens_the_distribution() -> None:

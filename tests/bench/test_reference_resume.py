@@ -96,8 +96,9 @@ def test_killed_at_any_moment_it_ends_as_if_it_had_not_been(
         {"policy__lora_rank": 4},
         {"algorithm__epochs": 2, "algorithm__minibatches": 2},
         {"training__staleness": 1, "optimizer__lr": 0.02},
+        {"algorithm__kl_coef": 1.0, "algorithm__kl_reset": 1, "algorithm__minibatches": 2},
     ],
-    ids=["adapters", "minibatches", "staleness"],
+    ids=["adapters", "minibatches", "staleness", "another reference"],
 )
 def test_adapters_minibatches_and_staleness_go_on_exactly_too(
     changes: dict[str, Any], make_spec: MakeSpec, whole: Callable[[RunSpec], Path], tmp_path: Path

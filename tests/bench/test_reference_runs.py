@@ -99,11 +99,63 @@ def test_the_same_seed_gives_bitwise_the_same_metrics(
     assert a != c
 
 
+def test_in_the_critic_s_warm_up_the_policy_stays_as_it_is(
+    make_spec: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    warm = {"algorithm__advantage": "gae", "algorithm__critic_warmup": 2}
+    weights = []
+
+    class Seen(reference.Learner):
+        def update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            before = self.policy.state_dict(), self.critic.state_dict()
+            kept = [{k: v.clone() for k, v in each.items()} for each in before]
+            found = super().update(*args, **kwargs)
+            after = self.policy.state_dict(), self.critic.state_dict()
+            weights.append(
+                [
+                    all(torch.equal(old[k], new[k]) for k in old)
+                    for old, new in zip(kept, after, strict=True)
+                ]
+            )
+            return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "Learner", Seen)
+        reference.train(make_spec(training__iterations=4, **warm), tmp_path / "a", device="cpu")
+    # Of policy and critic: whether the update left it alone.
+    assert weights == [[True, False], [True, False], [False, False], [False, False]]
+    lines = [m for m in read_run(tmp_path / "a").metrics if m["split"] == "train"]
+    assert ["loss" in line for line in lines] == [False, False, True, True]
+    assert all("value_loss" in line for line in lines)
+
+
+def test_the_penalty_is_to_the_policy_of_the_last_reset(
+    make_spec: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    found = []
+    for every in (None, 2):
+        reset = {} if every is None else {"algorithm__kl_reset": every}
+        spec = make_spec(
+            training__iterations=5, algorithm__kl_coef=0.5, optimizer__lr=0.01, **reset
+        )
+        reference.train(spec, tmp_path / str(every), device="cpu")
+        found.append([m["kl"] for m in read_run(tmp_path / str(every)).metrics])
+    never, again = found
+    assert never[0] == 0 and all(kl > 1e-9 for kl in never[1:])
+    assert [kl == 0 for kl in again] == [True, False, True, False, True]
+    assert again[:2] == never[:2]
+
+
 def test_evaluations_run_before_in_between_and_at_the_end_and_change_nothing(
     make_spec: Callable[..., RunSpec], tmp_path: Path
 ) -> None:
     part = {"id": GAME, "params": PARAMS, "episodes": 3, "every": 2}
-    parts = [{**part, "name": "sampled"}, {**part, "name": "greedy", "temperature": 0}]
+    several = {"name": "several", "episodes": 2, "samples": 3, "top_p": 0.9}
+    parts = [
+        {**part, "name": "sampled"},
+        {**part, "name": "greedy", "temperature": 0},
+        {**part, **several},
+    ]
     spec = make_spec(training__iterations=3)
     reference.train(spec, tmp_path / "plain", device="cpu")
     reference.train(make_spec(training__iterations=3, eval=parts), tmp_path / "eval", device="cpu")
@@ -114,6 +166,10 @@ def test_evaluations_run_before_in_between_and_at_the_end_and_change_nothing(
     assert train == numbers(read_run(tmp_path / "plain"))
     evaluated = [e for e in run.episodes() if e.split == "eval:greedy"]
     assert [e.trajectory.task.seed for e in evaluated[:3]] == [10**6, 10**6 + 1, 10**6 + 2]
+    again = [e.trajectory for e in run.episodes() if e.split == "eval:several"][:6]
+    assert [t.task.seed for t in again] == [10**6] * 3 + [10**6 + 1] * 3
+    assert len({str([turn.response_ids for turn in t.turns]) for t in again}) > 2
+    assert all("pass_rate" in m for m in run.metrics if m["split"] == "eval:several")
     assert all(set(t.logprobs or []) == {0.0} for e in evaluated for t in e.trajectory.turns)
 
 

@@ -232,6 +232,46 @@ def trl_symmetric_clip() -> None:
     after_import("gem_trl.trainer", install)
 
 
+def trl_counts_overlong() -> None:
+    """Let TRL train on the rows of episodes that a token limit cut."""
+
+    def install(module: Any) -> None:
+        def all_valid(self: Any, episodes: Any, trained: Any = None) -> list[bool]:
+            return [each.valid for each in episodes]
+
+        module.GemSettings.in_loss = all_valid
+
+    after_import("gem_trl.settings", install)
+
+
+def verl_other_estimator() -> None:
+    """Let verl's penalty have another estimator than the one it is told."""
+
+    def install(module: Any) -> None:
+        original = module.kl_penalty
+
+        def other(logprob: Any, ref_logprob: Any, kl_penalty: str) -> Any:
+            return original(logprob, ref_logprob, "mse" if kl_penalty == "low_var_kl" else "kl")
+
+        module.kl_penalty = other
+
+    after_import("verl.workers.utils.losses", install)
+
+
+def verl_other_side(name: str) -> Callable[[], None]:
+    """Let a correction of verl take the sampler's probability over the trainer's."""
+
+    def install(module: Any) -> None:
+        original = getattr(module, name)
+
+        def turned(log_ratio: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(-log_ratio, *args, **kwargs)
+
+        setattr(module, name, turned)
+
+    return lambda: after_import("verl.trainer.ppo.rollout_corr_helper", install)
+
+
 BREAKS: dict[str, tuple[Callable[[], None], str]] = {
     "gamma": (gamma, "L0"),
     "std_ddof": (std_ddof, "L0"),
@@ -266,13 +306,26 @@ TRL_VLLM = {
 KEYS = {
     "trl_late_schedule": (trl_late_schedule, "cosine"),
     "trl_symmetric_clip": (trl_symmetric_clip, "clips"),
+    "verl_other_estimator": (verl_other_estimator, "k2"),
 }
-"""Defects in how TRL realises a setting, and the case of test_keys.py that must notice."""
+"""Defects in how a trainer realises a setting, and the case of test_keys.py that must notice."""
+
+OVERLONG = {"trl_counts_overlong": (trl_counts_overlong, "L2")}
+"""Defects in overlong filtering, which the audit of test_adapters.py must notice."""
+
+CORRECTIONS = {
+    "verl_weighs_the_other_side": (
+        verl_other_side("compute_rollout_correction_weights"),
+        "truncated",
+    ),
+    "verl_rejects_the_other_side": (verl_other_side("compute_rollout_rejection_mask"), "rejected"),
+}
+"""Defects in verl's corrections, and the case of test_correction.py that must notice."""
 
 LEARNING = {"wrong_sign": wrong_sign, "off_by_one": off_by_one}
 """Defects that must show in what is learned (tests/learn), imported before `gem_bench`."""
 
 if "GEM_BREAK" in os.environ:
     named = os.environ["GEM_BREAK"]
-    known = BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM | KEYS
+    known = BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM | KEYS | CORRECTIONS | OVERLONG
     (LEARNING[named] if named in LEARNING else known[named][0])()

@@ -6,9 +6,11 @@ trainer runs first, TRL likewise, and the reference begins with the adapter that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import breaks
 import pytest
 
 from gem_train.record import read_run
@@ -160,6 +162,30 @@ def test_dynamic_sampling_trains_on_the_groups_that_the_reference_chooses(
         assert line["equal_groups"] == len(groups) - len(different)
         enough = [len(different) >= 16, len(groups) == 16 * (1 + extra)]
         assert any(enough)
+
+
+@pytest.mark.parametrize("trainer", ["trl", pytest.param("tinker", marks=pytest.mark.nightly)])
+def test_overlong_episodes_are_left_out_of_the_loss(trainer: str, run: Run, tmp_path: Path) -> None:
+    """The reference says which these are, and what that makes of loss and gradient."""
+    overlong = ["training.mask_overlong=true", "policy.turn_tokens=5", "training.iterations=6"]
+    folder = run(trainer, tmp_path / "run", SAMPLED, *SETTINGS, *overlong, "optimizer.lr=1e-4")
+    check_sampled(folder, tmp_path / "adapter")
+    assert all(0 < line["overlong_rate"] < 1 for line in read_run(folder).metrics)
+    for episode in read_run(folder).episodes():
+        assert bool(episode.rows) == (episode.trajectory.length_stops == 0)
+
+
+@pytest.mark.breaks
+@pytest.mark.parametrize("name", breaks.OVERLONG)
+def test_overlong_rows_in_the_loss_are_noticed(name: str, run: Run, tmp_path: Path) -> None:
+    tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    overlong = ["training.mask_overlong=true", "policy.turn_tokens=5", "training.iterations=6"]
+    settings = [*SETTINGS, *overlong, "optimizer.lr=1e-4"]
+    folder = run("trl", tmp_path / "run", SAMPLED, *settings, GEM_BREAK=name, PYTHONPATH=path)
+    adapter = beginning(folder, tmp_path / "adapter")
+    found = judge(list(audit(read_run(folder), lora_init=str(adapter))))
+    assert {each.level for each in found} == {breaks.OVERLONG[name][1]}
 
 
 def check_sampled(folder: Path, unpacked: Path) -> None:

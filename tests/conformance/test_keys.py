@@ -22,7 +22,7 @@ from gem_bench.runspec import load_spec
 from gem_cpu.tinker_server import initial_adapter
 
 ROOT = Path(__file__).parents[2]
-RECIPE = "guess-easy-greedy"
+RECIPE, GAME = "guess-easy-greedy", "game:GuessTheNumber-v0-easy"
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -67,6 +67,11 @@ CASES: Mapping[str, Case] = {
     "sequence": Case(
         ("algorithm.ratio=sequence", "algorithm.clip=0.01"), ("verl", "oat", "skyrl"), PASSES
     ),
+    "sapo": Case(
+        ("algorithm.loss=sapo", "algorithm.sapo_positive=2.0", "algorithm.sapo_negative=4.0"),
+        ("trl", "verl", "oat"),
+        (*PASSES, "algorithm.loss_aggregation=row-mean-token-mean"),
+    ),
     "row-mean-token-mean": Case(
         ("algorithm.loss_aggregation=row-mean-token-mean",),
         ("trl", "verl", "openrlhf", "oat", "skyrl", "tinker"),
@@ -92,6 +97,17 @@ CASES: Mapping[str, Case] = {
         ("verl", "openrlhf", "rl2", "skyrl"),
         KL,
     ),
+    "repetition penalty": Case(
+        ("sampling.repetition_penalty=1.3",),
+        ("trl", "verl", "openrlhf", "oat"),
+        ("training.iterations=3",),
+    ),
+    # The likeliest token alone is left: the same as greedy, drawn by another path of the sampler.
+    "min-p": Case(
+        ("sampling.min_p=1.0",),
+        ("trl", "verl", "openrlhf", "oat", "rl2"),
+        ("sampling.top_k=-1", "training.iterations=3"),
+    ),
     "shaping": Case(
         (
             "algorithm.reward_scale=2.0",
@@ -103,7 +119,7 @@ CASES: Mapping[str, Case] = {
         ("algorithm.advantage=reinforce", "training.iterations=3"),
     ),
 }
-IN_CI = [(name, "trl") for name in ("cosine", "clips", "row-mean-token-mean", "shaping")]
+IN_CI = [(name, "trl") for name in ("cosine", "clips", "row-mean-token-mean", "min-p", "shaping")]
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +148,7 @@ def test_the_settings_change_the_updates(
 ) -> None:
     plain = run("reference", tmp_path / "plain", RECIPE, *CASES[name].beside)
     with_keys, without = (
-        [line["grad_norm"] for line in read_run(folder).metrics if line["split"] == "train"]
+        [line.get("grad_norm") for line in read_run(folder).metrics if line["split"] == "train"]
         for folder in (reference(name), plain)
     )
     apart = [abs(a / b - 1) for a, b in zip(with_keys, without, strict=True) if b]
@@ -170,16 +186,78 @@ def test_a_real_trainer_realises_the_settings_as_the_reference_does(
     assert not findings, "\n".join(map(str, findings[:20]))
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("trainer", ["verl", "oat", "rl2"])
+def test_a_critic_s_warm_up_leaves_the_policy_alone(trainer: str, run: Run, tmp_path: Path) -> None:
+    warm = ("algorithm.advantage=gae", "algorithm.critic_warmup=2", "training.iterations=4")
+    found = [
+        [line for line in read_run(folder).metrics if line["split"] == "train"]
+        for folder in (
+            run("reference", tmp_path / "ours", RECIPE, *warm),
+            run(trainer, tmp_path / "theirs", RECIPE, *warm),
+        )
+    ]
+    for lines in found:
+        assert ["grad_norm" in line for line in lines] == [False, False, True, True]
+        assert lines[2]["grad_norm"] > 0
+    # Critics begin with other heads, so that the policies differ after their first update.
+    for ours, theirs in zip(found[0][:3], found[1][:3], strict=True):
+        assert theirs["return_mean"] == pytest.approx(ours["return_mean"])
+        assert theirs["sampled_tokens"] == ours["sampled_tokens"]
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        "trl",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("verl", "openrlhf", "oat", "rl2", "tinker")
+        ),
+    ],
+)
+def test_evaluations_are_sampled_as_they_say(trainer: str, run: Run, tmp_path: Path) -> None:
+    """Each leaves the likeliest token alone, by another setting: all are greedy."""
+    ways = ["samples=2, min_p=1.0", "samples=2, top_p=1e-6", "top_k=1", "temperature=0.0"]
+    parts = ways[trainer == "tinker" :]  # its sampler has no min-p
+    same = f'id="{GAME}", params={{hint="range", prompt="short"}}, episodes=5, every=3'
+    evaluations = ", ".join(f'{{name="{n}", {same}, {way}}}' for n, way in enumerate(parts))
+    settings = (f"eval=[{evaluations}]", "training.iterations=3")
+    if trainer == "tinker":
+        ours, theirs = with_adapters(run, tmp_path, *settings)
+    else:
+        ours = run("reference", tmp_path / "ours", RECIPE, *settings)
+        theirs = run(trainer, tmp_path / "theirs", RECIPE, *settings)
+    names = ("success_rate", "return_mean", "turns_mean", "tokens_per_episode", "pass_rate")
+    found: list[dict[tuple[str, int], list[float | None]]] = [
+        {
+            (line["split"], line["iteration"]): [line.get(name) for name in names]
+            for line in read_run(folder).metrics
+            if line["split"].startswith("eval:")
+        }
+        for folder in (ours, theirs)
+    ]
+    assert found[1] and found[1].items() <= found[0].items()
+    for (split, iteration), values in found[1].items():
+        assert values[:4] == found[1]["eval:0", iteration][:4]
+        assert (values[4] is None) == ("samples" not in parts[int(split[5:])])
+
+
 @pytest.mark.breaks
 @pytest.mark.parametrize("name", breaks.KEYS)
 def test_a_defect_in_a_setting_is_noticed(
     name: str, reference: Callable[[str], Path], run: Run, tmp_path: Path
 ) -> None:
-    case = breaks.KEYS[name][1]
+    case, trainer = breaks.KEYS[name][1], name.partition("_")[0]
     tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    path = str(Path(__file__).parent)
+    environment = {"GEM_BREAK": name, "PYTHONPATH": path}
+    if trainer == "verl":
+        environment["VERL_USE_EXTERNAL_MODULES"] = "breaks"
+    else:
+        environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), path])
     settings = (*CASES[case].beside, *CASES[case].keys)
-    folder = run("trl", tmp_path / "run", RECIPE, *settings, GEM_BREAK=name, PYTHONPATH=path)
+    folder = run(trainer, tmp_path / "run", RECIPE, *settings, **environment)
     assert differences(reference(case), folder, settings)
 
 
@@ -192,6 +270,8 @@ def test_a_defect_in_a_setting_is_noticed(
         ("cosine", "optimizer.schedule=linear"),
         ("clips", "algorithm.dual_clip=8.0"),
         ("cispo", "algorithm.clip_high=0.2"),
+        ("sapo", "algorithm.sapo_positive=1.0"),
+        ("sapo", "algorithm.sapo_negative=2.0"),
         ("sequence", "algorithm.ratio=token"),
         ("k1", "algorithm.kl_estimator=k2"),
         ("KL in the reward", "algorithm.kl_in=loss"),
@@ -199,6 +279,8 @@ def test_a_defect_in_a_setting_is_noticed(
         ("k2", "algorithm.kl_estimator=k3"),
         ("turn-mean", "algorithm.loss_aggregation=token-mean"),
         ("row-mean-token-sum-norm", "algorithm.loss_aggregation=row-mean-token-sum"),
+        ("repetition penalty", "sampling.repetition_penalty=1.1"),
+        ("min-p", "sampling.min_p=0.0"),
         ("shaping", "algorithm.whiten=false"),
         ("shaping", "algorithm.advantage_clip=2.0"),
     ],
@@ -240,7 +322,7 @@ def differences(
     if not norms:
         return [finding for finding in findings if not finding.where.startswith("grad_norm")]
     both = [
-        [line["grad_norm"] for line in read_run(folder).metrics if line["split"] == "train"]
+        [line.get("grad_norm") for line in read_run(folder).metrics if line["split"] == "train"]
         for folder in (ours, theirs)
     ]
     later = [

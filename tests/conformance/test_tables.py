@@ -65,6 +65,10 @@ OTHER: dict[str, Any] = {
     "eval.episodes": 7,
     "eval.every": 4,
     "eval.temperature": 0.0,
+    "eval.samples": 3,
+    "eval.top_p": 0.7,
+    "eval.top_k": 7,
+    "eval.min_p": 0.07,
     "policy.model": "other",
     "policy.prompt_tokens": 77,
     "policy.response_tokens": 277,
@@ -80,6 +84,8 @@ OTHER: dict[str, Any] = {
     "sampling.temperature": 0.7,
     "sampling.top_p": 0.7,
     "sampling.top_k": 7,
+    "sampling.min_p": 0.07,
+    "sampling.repetition_penalty": 1.7,
     "algorithm.advantage": "grpo",
     "algorithm.gamma": 0.7,
     "algorithm.lam": 0.7,
@@ -90,6 +96,8 @@ OTHER: dict[str, Any] = {
     "algorithm.loss": "cispo",
     "algorithm.clip_high": 0.7,
     "algorithm.dual_clip": 7.0,
+    "algorithm.sapo_positive": 7.0,
+    "algorithm.sapo_negative": 7.0,
     "algorithm.ratio": "sequence",
     "algorithm.loss_aggregation": "row-mean-token-sum",
     "algorithm.kl_in": "reward",
@@ -100,10 +108,18 @@ OTHER: dict[str, Any] = {
     "algorithm.whiten": True,
     "algorithm.advantage_clip": 0.7,
     "algorithm.kl_coef": 0.7,
+    "algorithm.kl_reset": 2,
     "algorithm.entropy_coef": 0.7,
     "algorithm.tis_clip": 7.0,
+    "algorithm.tis_floor": 0.07,
+    "algorithm.tis_level": "sequence",
+    "algorithm.tis_outside": "zero",
+    "algorithm.reject_low": 0.07,
+    "algorithm.reject_high": 7.0,
+    "algorithm.reject_level": "mean",
     "algorithm.value_lr": 0.7,
     "algorithm.value_clip": 0.7,
+    "algorithm.critic_warmup": 2,
     "optimizer.lr": 0.7,
     "optimizer.schedule": "cosine",
     "optimizer.warmup": 2,
@@ -119,6 +135,7 @@ OTHER: dict[str, Any] = {
     "training.group_size": 4,
     "training.staleness": 2,
     "training.extra_batches": 2,
+    "training.mask_overlong": True,
     "training.precision": "bf16",
     "training.max_failed_fraction": 0.7,
     "training.info_metrics": ["tries", "moves"],
@@ -141,12 +158,20 @@ OTHER: dict[str, Any] = {
 }
 """Another value of each key."""
 
+SAPO = {"algorithm.loss": "sapo", "algorithm.loss_aggregation": "row-mean-token-mean"}
 BESIDE: dict[str, dict[str, Any]] = {
     "policy.lora_alpha": {"policy.lora_rank": 8},
     "policy.lora_init": {"policy.lora_rank": 8},
     "algorithm.lam": {"algorithm.advantage": "gae"},
     "algorithm.value_lr": {"algorithm.advantage": "gae"},
     "algorithm.value_clip": {"algorithm.advantage": "gae"},
+    "algorithm.tis_level": {"algorithm.tis_clip": 2.0},
+    "algorithm.tis_outside": {"algorithm.tis_clip": 2.0, "algorithm.tis_floor": 0.5},
+    "algorithm.reject_level": {"algorithm.reject_low": 0.5, "algorithm.reject_high": 2.0},
+    "algorithm.sapo_positive": SAPO,
+    "algorithm.sapo_negative": SAPO,
+    "algorithm.critic_warmup": {"algorithm.advantage": "gae"},
+    "algorithm.kl_reset": {"algorithm.kl_coef": 0.7},
     "algorithm.kl_in": {"algorithm.kl_coef": 0.7},
     "algorithm.kl_estimator": {"algorithm.kl_coef": 0.7},
     "algorithm.group_std": {"algorithm.advantage": "grpo"},
@@ -161,7 +186,8 @@ BESIDE: dict[str, dict[str, Any]] = {
 FLASH = {"training.precision": "bf16", "hardware.learner.attention": "flash_attention_2"}
 """verl's critics and its shared sequences need flash attention, which needs 16 bits."""
 IN_VERL = {"algorithm.lam", "algorithm.value_lr", "algorithm.value_clip"} | {
-    "hardware.learner.sequence_parallel"
+    "algorithm.critic_warmup",
+    "hardware.learner.sequence_parallel",
 }
 WITH = {"env.schedule.success": {"env.schedule.iteration": None}}
 """Values that change with a key: parameters change at an iteration or after a success rate."""

@@ -34,10 +34,15 @@ def test_the_section_of_a_game_of_several_agents_is_current(id: str) -> None:
 
 def test_every_built_in_id_is_in_the_page_of_its_family() -> None:
     families = catalogue.families()
-    assert {f"{family}.md" for family in families} == {path.name for path in PAGES.iterdir()}
+    pages = {f"{family}.md" for family in families} | {catalogue.INDEX}
+    assert pages == {path.name for path in PAGES.iterdir()}
     for family, ids in families.items():
         listed = re.findall(r"^\| `([^`]+:[^`]+)` \|", (PAGES / f"{family}.md").read_text(), re.M)
         assert sorted(listed) == ids
+
+
+def test_the_index_of_the_pages_is_current() -> None:
+    assert (PAGES / catalogue.INDEX).read_text(encoding="utf-8") == catalogue.index()
 
 
 def test_the_readme_counts_the_built_in_ids() -> None:

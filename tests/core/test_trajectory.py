@@ -182,6 +182,8 @@ def test_metrics_count_failures_and_leave_them_out() -> None:
     assert m["return_std"] == pytest.approx(math.sqrt(sum((x - mean) ** 2 for x in totals) / 7))
     assert (m["turns_total"], m["turns_mean"]) == (18, 18 / 7)
     assert m["truncated_rate"] == pytest.approx(3 / 7)
+    cut = [e for e in batch[:7] if e.length_stops or e.end == "token_budget"]
+    assert m["overlong_rate"] == len(cut) / 7 > 0
     assert m["length_stop_rate"] == pytest.approx(3 / 18)
     assert m["drift_rate"] == pytest.approx(1 / 7)
     assert m["sampled_tokens"] == sum(len(t.response_ids) for e in batch[:7] for t in e.turns)

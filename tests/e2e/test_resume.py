@@ -67,7 +67,7 @@ TRAINERS = {
     "openrlhf": Case(exact=False, close=("return_mean", "grad_norm")),
     "tinker": Case(exact=True, settings=("policy.lora_rank=8", "optimizer.lr=1e-2")),
 }
-"""docs/bench.md, "Crash and resume", says why a trainer is not exact."""
+"""docs/resuming.md says why a trainer is not exact."""
 
 
 def start(trainer: str, folder: Path, *options: str) -> subprocess.Popen[str]:

@@ -19,7 +19,7 @@ from gem_oat.launch import adapter
 from gem_oat.settings import Args, parse
 from gem_train.experiment.hardware import CPU, Hardware
 from gem_train.experiment.runspec import RunSpec
-from gem_train.experiment.tasksets import DatasetRow
+from gem_train.experiment.tasksets import DatasetRow, EvalSampling
 from gem_train.launch import Launch
 from gem_train.table import Parity
 
@@ -121,8 +121,12 @@ def test_evaluations_keep_their_names_and_temperatures(tmp_path: Path) -> None:
     launch = compiled(tmp_path)
     args = parsed(launch)
     same, hard = args.sources()
-    assert (same.name, same.temperature, len(same.tasks)) == ("same", 0.0, 64)
-    assert (hard.name, hard.temperature, len(hard.tasks)) == ("hard er", 1.0, 9)
+    assert (same.name, same.sampling, len(same.tasks)) == (
+        "same",
+        EvalSampling(temperature=0.0),
+        64,
+    )
+    assert (hard.name, hard.sampling, len(hard.tasks)) == ("hard er", EvalSampling(), 9)
     assert args.eval_steps == 2
     assert parity(launch, "eval.0.every").status == "emulated"
 

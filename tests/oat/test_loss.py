@@ -11,10 +11,11 @@ from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ops import masked_sum
 
 from gem_train.experiment.losses import (
+    Correction,
     PolicyLoss,
+    importance_weights,
     kl_penalty,
     policy_loss,
-    sampler_correction,
     value_loss,
 )
 
@@ -86,7 +87,8 @@ def test_the_policys_loss_is_oats(advantage: float) -> None:
     theirs = oats_loss(old, new, reference, sampler, advantage)
     o, n, r = (x[PROMPT - 1 :] for x in (old, new, reference))
     ours = policy_loss(n, o, torch.full_like(n, advantage), PolicyLoss(clip=CLIP), whole)
-    ours = ours * sampler_correction(o, sampler, TIS) + BETA * kl_penalty(n, r, "k3")
+    weights = importance_weights(o, sampler, Correction(tis_clip=TIS), torch.sum)
+    ours = ours * weights + BETA * kl_penalty(n, r, "k3")
     assert float(ours.sum()) == pytest.approx(theirs, rel=1e-6)
     assert ((n - o).exp() - 1).abs().max() > CLIP  # some tokens are beyond the clip range
 

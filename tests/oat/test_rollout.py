@@ -17,7 +17,7 @@ from gem.tasks import Task
 from gem.trajectory import Trajectory
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse
-from gem_train.experiment.tasksets import DatasetRow
+from gem_train.experiment.tasksets import DatasetRow, EvalSampling
 
 Argv = Callable[..., list[str]]
 
@@ -42,11 +42,11 @@ def actor(tokenizer: Any, argv: Argv) -> Callable[..., Any]:
 def tasks(
     n: int,
     env: str = "game:GuessTheNumber-v0-easy",
-    temperature: float | None = None,
+    sampling: EvalSampling | None = None,
     **params: Any,
 ) -> list[str]:
     short = {"prompt": "short", **params}
-    return [DatasetRow(Task(env, seed, short), temperature, seed).encode() for seed in range(n)]
+    return [DatasetRow(Task(env, seed, short), sampling, seed).encode() for seed in range(n)]
 
 
 def test_an_iteration_has_every_task_as_often_as_num_samples(
@@ -88,19 +88,24 @@ def test_seeds_depend_on_run_iteration_task_copy_and_turn(actor: Any, llm: Any) 
 
 def test_flags_reach_the_engine(actor: Any, llm: Any, tokenizer: Any) -> None:
     engine = llm(["<1>"])
-    actor(engine, temperature=0.7, top_p=0.5, top_k=9, tis_c="None").step(tasks(1), None, ["0"])
+    own = {"gem_min_p": 0.2, "gem_repetition_penalty": 1.2}
+    playing = actor(engine, temperature=0.7, top_p=0.5, top_k=9, tis_c="None", **own)
+    playing.step(tasks(1), None, ["0"])
     params = engine.params[0]
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.5, 9)
+    assert (params.min_p, params.repetition_penalty) == (0.2, 1.2)
     assert (params.max_tokens, params.logprobs) == (16, 1)
     assert tokenizer.eos_token_id in params.stop_token_ids
 
 
-def test_an_evaluation_has_its_own_temperature_and_lengths(actor: Any, llm: Any) -> None:
+def test_an_evaluation_has_its_own_sampling_and_lengths(actor: Any, llm: Any) -> None:
     engine = llm(["<1>"])
-    playing = actor(engine, eval_generate_max_length=5, eval_temperature=0.3)
-    playing.play_evaluation(tasks(3, temperature=0.0), 0, 4)
+    own = {"gem_min_p": 0.2, "gem_repetition_penalty": 1.2}
+    playing = actor(engine, eval_generate_max_length=5, eval_temperature=0.3, **own)
+    playing.play_evaluation(tasks(3, sampling=EvalSampling(temperature=0.0, top_k=4)), 0, 4)
     playing.play_evaluation(tasks(3), 1, 4)
-    assert {p.temperature for p in engine.params} == {0.0, 0.3}
+    assert {(p.temperature, p.top_k) for p in engine.params} == {(0.0, 4), (0.3, -1)}
+    assert {(p.min_p, p.repetition_penalty) for p in engine.params} == {(0.0, 1.0)}
     assert {p.max_tokens for p in engine.params} == {5}
 
 

@@ -27,7 +27,6 @@ FLAGS: dict[str, Any] = {
     "cliprange_value": 0.2,
     "vf_coef": 1.0,
     "beta": 0.0,
-    "tis_c": None,
     "temperature": 1.0,
     "max_model_len": 300,
     "prompt_max_length": 50,
@@ -199,7 +198,14 @@ LOSSES: dict[str, dict[str, Any]] = {
     "turn mean": {"gem": {"loss_aggregation": "turn-mean"}},
     "ratio of sequences": {"gem": {"ratio": "sequence", "clip_high": 0.3, "dual_clip": 2.0}},
     "CISPO": {"gem": {"loss": "cispo", "loss_aggregation": "row-mean-token-mean"}},
-    "with correction and KL": {"cliprange_value": 0.3, "vf_coef": 0.5, "beta": 0.1, "tis_c": 1.5},
+    "SAPO": {"gem": {"loss": "sapo", "sapo_positive": 2.0}},
+    "with correction and KL": {
+        "cliprange_value": 0.3,
+        "vf_coef": 0.5,
+        "beta": 0.1,
+        "gem": {"tis_clip": 1.5, "tis_floor": 0.7, "tis_level": "sequence"},
+    },
+    "with rejection": {"gem": {"reject_low": 0.7, "reject_high": 1.5, "reject_level": "mean"}},
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 from gem.errors import ConfigurationError
 from gem_openrlhf import dataset
 from gem_openrlhf.make_dataset import main
-from gem_train.experiment.tasksets import DatasetRow, dataset_text
+from gem_train.experiment.tasksets import DatasetRow, EvalSampling, dataset_text
 
 # Of the data loader that OpenRLHF makes.
 pytestmark = [
@@ -29,7 +29,7 @@ def test_evaluation_rows_can_be_told_apart() -> None:
     found = [json.loads(line) for line in text.splitlines()]
     assert len({row["input"] for row in found}) == 24  # OpenRLHF finds the name by the input
     assert [row["datasource"] for row in found] == ["a"] * 12 + ["b"] * 12
-    assert DatasetRow.decode(found[0]["label"]).temperature == 0.0
+    assert DatasetRow.decode(found[0]["label"]).sampling == EvalSampling(temperature=0.0)
     assert DatasetRow.decode(found[12]["label"]).evaluation == "b"
 
 

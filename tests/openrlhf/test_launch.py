@@ -16,6 +16,7 @@ from gem.errors import ConfigurationError
 from gem.tables import flatten
 from gem_openrlhf.launch import adapter
 from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.losses import Correction, importance_weights
 from gem_train.experiment.runspec import RunSpec
 from gem_train.experiment.tasksets import DatasetRow
 
@@ -106,12 +107,23 @@ def test_a_correction_is_openrlhfs_of_tokens_clipped_from_above(world: Any, tmp_
     assert parsed().is_correction_level == "off"
 
 
-def test_openrlhfs_weights_are_truncated_ratios_of_each_token(world: Any, tmp_path: Path) -> None:
-    """What `gem_train.experiment.losses.sampler_correction` computes."""
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tis_clip": 2.5},
+        {"tis_clip": 2.5, "tis_floor": 0.5},
+        {"tis_clip": 2.5, "tis_floor": 0.5, "tis_outside": "zero"},
+        {"tis_clip": 2.5, "tis_outside": "zero"},
+    ],
+    ids=str,
+)
+def test_openrlhfs_weights_are_the_references(
+    settings: dict[str, Any], world: Any, tmp_path: Path
+) -> None:
     import torch
     from openrlhf.models.loss import PolicyLoss
 
-    launch = adapter.compile(spec(algorithm={"tis_clip": 2.5}), run_dir=tmp_path, hardware=CPU)
+    launch = adapter.compile(spec(algorithm=settings), run_dir=tmp_path, hardware=CPU)
     asked = world.parse(launch.argv[3:])
     flags = vars(asked.algo.advantage)
     names = [f"is_correction_{name}" for name in ("level", "mode", "gating", "threshold")]
@@ -122,7 +134,7 @@ def test_openrlhfs_weights_are_truncated_ratios_of_each_token(world: Any, tmp_pa
     mask = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
     advantages = torch.tensor([[1.0, -2.0, 3.0, 0.5], [-1.0, 2.0, 0.25, 7.0]])
     found, *_ = loss(old, old, advantages, action_mask=mask, rollout_log_probs=sampler)
-    weights = (old - sampler).exp().clamp(max=2.5)
+    weights = importance_weights(old, sampler, Correction(**settings), torch.sum)
     torch.testing.assert_close(found, -(advantages * weights * mask).sum() / mask.sum())
 
 
@@ -173,7 +185,9 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     assert args.eval.steps == 2
     rows = [json.loads(line) for line in launch.files["eval.jsonl"].splitlines()]
     known = [DatasetRow.decode(row["label"]) for row in rows]
-    assert [(r.evaluation, r.temperature) for r in known] == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
+    assert [(r.evaluation, r.sampling and r.sampling.temperature) for r in known] == [
+        ("a", 0.0)
+    ] * 2 + [("b", 0.5)] * 2
     status = {each.name: each.status for each in launch.parity}
     assert status["eval.0.every"] == "emulated"
 

@@ -23,7 +23,7 @@ from gem.tasks import Task
 from gem_openrlhf import worker
 from gem_openrlhf.rollout import FAILED, GemAgentExecutor
 from gem_openrlhf.settings import Settings
-from gem_train.experiment.tasksets import DatasetRow
+from gem_train.experiment.tasksets import DatasetRow, EvalSampling
 
 MAX_LEN = 500
 
@@ -123,12 +123,17 @@ def test_the_shared_sampling_parameters_stay_as_they_are(engine: Any) -> None:
     e = engine(["a", "end"])
     params = SamplingParams(temperature=0.5, max_tokens=30)
     before = repr(params)
-    label = DatasetRow(ROW.task, temperature=0.25).encode()
-    agent = executor(top_k=3, turn_tokens=9)
+    how = EvalSampling(temperature=0.25, top_k=5, min_p=0.1)
+    label = DatasetRow(ROW.task, how).encode()
+    agent = executor(top_k=3, turn_tokens=9, min_p=0.3, repetition_penalty=1.5)
     asyncio.run(agent.execute("p", label, params, MAX_LEN, e.tokenizer, e))
     assert repr(params) == before
     used = [p for _, p in e.requests]
-    assert {(p.top_k, p.temperature, p.max_tokens) for p in used} == {(3, 0.25, 9)}
+    asyncio.run(agent.execute("p", ROW.encode(), params, MAX_LEN, e.tokenizer, e))
+    names = ("top_k", "temperature", "max_tokens", "min_p", "repetition_penalty")
+    found = [tuple(getattr(p, name) for name in names) for _, p in e.requests]
+    assert {*found[: len(used)]} == {(5, 0.25, 9, 0.1, 1.0)}
+    assert {*found[len(used) :]} == {(3, 0.5, 9, 0.3, 1.5)}
 
 
 def test_a_turn_is_limited_by_the_least_of_the_limits(engine: Any) -> None:

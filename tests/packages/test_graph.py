@@ -22,7 +22,7 @@ GUESS = "packages/gem-core/src/gem/envs/games/guess_the_number.py"
         ),
         ("packages/gem-tau/src/gem_tau/data/retail_policy.md", "tests/tau", "tests/core"),
         ("tests/shared/pairs.py", "tests/conformance/test_pairs.py", "tests/core/test_core.py"),
-        ("docs/tools.md", "tests/core/test_docs.py", "tests/core/test_core.py"),
+        ("docs/tools.md", "tests/docs", "tests/core/test_core.py"),
     ],
 )
 def test_a_change_selects_the_tests_that_can_see_it(path: str, runs: str, spares: str) -> None:

@@ -21,7 +21,7 @@ def test_one_target_that_fails_keeps_no_other_from_running(
     fails = f'case "$*" in *{failing}*) exit 3;; esac\n' if failing else ""
     python.write_text(f'#!/bin/sh\necho "$*" >> {log}\n{fails}')
     python.chmod(0o755)
-    interpreters = [f"{name.upper()}={python}" for name in ("dev", *TRAINERS, "roll")]
+    interpreters = [f"{name.upper()}={python}" for name in ("dev", "site", *TRAINERS, "roll")]
     done = subprocess.run(
         ["make", target, "VENVS=true", "GEM_ROLL_HOME=", *interpreters],
         capture_output=True,
@@ -33,7 +33,7 @@ def test_one_target_that_fails_keeps_no_other_from_running(
         check=False,
     )
     ran = log.read_text()
-    wanted = ["tests/core", "tests/trl"]
+    wanted = ["tests/core", "tests/trl", "tests/site"]
     wanted += [f"tests/{name}" for name in (*TRAINERS, "roll")] if target == "test-all" else []
     for folder in wanted:
         assert folder in ran, (folder, done.stderr)

@@ -152,7 +152,7 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU)
     assert configured(launch.argv, world)["trainer"]["test_freq"] == 2
     rows = [read(json.loads(line)) for line in launch.files["eval.jsonl"].splitlines()]
-    known = [(row.evaluation, row.temperature) for row in rows]
+    known = [(row.evaluation, row.sampling and row.sampling.temperature) for row in rows]
     assert known == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
     parity = {each.name: each for each in launch.parity}
     assert parity["eval.0.every"].status == "emulated"

@@ -20,7 +20,7 @@ from gem_rl2 import env
 from gem_rl2.dataset import line, read
 from gem_rl2.rollout import TAG, Rollouts, state_dicts
 from gem_train import sampling
-from gem_train.experiment.tasksets import DatasetRow
+from gem_train.experiment.tasksets import DatasetRow, EvalSampling
 
 
 class Scripted(Env):
@@ -50,11 +50,11 @@ register("test:ScriptedForRl2-v0", Scripted)
 def row(
     number: int = 0,
     *,
-    temperature: float | None = None,
+    sampling: EvalSampling | None = None,
     name: str | None = None,
     env: str = "test:ScriptedForRl2-v0",
 ) -> DatasetRow:
-    return DatasetRow(Task(env, 7), temperature, number, evaluation=name)
+    return DatasetRow(Task(env, 7), sampling, number, evaluation=name)
 
 
 @pytest.fixture(autouse=True)
@@ -126,11 +126,13 @@ def test_rows_never_exceed_what_rl2_takes(world: Any, server: Any, tokenizer: An
     assert all(len(made["states"]) <= 160 for made in state_dicts(trajectory, 0))
 
 
-def test_a_row_may_have_a_temperature_of_its_own(world: Any, server: Any, tokenizer: Any) -> None:
+def test_a_row_may_have_a_sampling_of_its_own(world: Any, server: Any, tokenizer: Any) -> None:
     s = server(["end"])
-    play(rollouts(world), s, tokenizer, row(temperature=0.0))
+    play(rollouts(world), s, tokenizer, row(sampling=EvalSampling(temperature=0.0, top_p=0.9)))
     play(rollouts(world), s, tokenizer)
-    assert [r["sampling_params"]["temperature"] for r in s.requests] == [0.0, 1.0]
+    params = [r["sampling_params"] for r in s.requests]
+    assert [p["temperature"] for p in params] == [0.0, 1.0]
+    assert params[0]["top_p"] == 0.9 and "top_p" not in params[1]
 
 
 def test_a_failed_episode_has_no_rows_and_is_counted(

@@ -48,7 +48,7 @@ class Example:
     """An example package and the page that goes through it."""
 
     name: str
-    """Its folder; its page is docs/your-<name>.md."""
+    """Its folder; its page is docs/tutorials/<name>.md."""
     module: str
 
     @property
@@ -57,7 +57,7 @@ class Example:
 
     @property
     def page(self) -> str:
-        return f"your-{self.name}.md"
+        return f"tutorials/{self.name}.md"
 
     def blocks(self, language: str) -> list[str]:
         """Return the code blocks of a language on the page."""

@@ -12,7 +12,7 @@ import pytest
 from gem.errors import RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import Task
-from gem_train.experiment.tasksets import DatasetRow
+from gem_train.experiment.tasksets import DatasetRow, EvalSampling
 from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 GAME = "game:GuessTheNumber-v0-easy"
@@ -119,7 +119,7 @@ def test_the_engines_are_asked_as_skyrl_is_told(generator: Any, client: Scripted
 
 
 def test_an_evaluation_has_its_own_temperature(generator: Any, client: ScriptedClient) -> None:
-    generate(generator, rows(1, temperature=0.0, evaluation="greedy"))
+    generate(generator, rows(1, sampling=EvalSampling(temperature=0.0), evaluation="greedy"))
     assert {asked["sampling_params"]["temperature"] for asked in client.asked} == {0.0}
 
 

@@ -18,6 +18,7 @@ from gem_tinker import launch
 from gem_tinker.settings import Config, read
 from gem_train.experiment.hardware import CPU, Hardware
 from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.tasksets import EvalSampling
 from gem_train.launch import Launch, find_adapter
 
 SPEC: dict[str, Any] = {
@@ -106,8 +107,8 @@ def test_evaluations_keep_name_tasks_and_temperature() -> None:
     run = config(made)
     assert run.eval_every == 2
     first, second = run.sources()
-    assert (first.name, len(first.tasks), first.temperature) == ("other game", 9, 1.0)
-    assert (second.name, second.temperature) == ("same", 0.0)
+    assert (first.name, len(first.tasks), first.sampling) == ("other game", 9, EvalSampling())
+    assert (second.name, second.sampling) == ("same", EvalSampling(temperature=0.0))
     assert {k.status for k in made.parity if k.name.endswith(".every")} == {"emulated"}
 
 

@@ -43,6 +43,7 @@ def test_tasks_follow_the_first_seed_for_the_whole_run() -> None:
         ([*NEEDED, "lr=-1"], "lr must be above 0"),
         ([*NEEDED, "restarts=-1"], "restarts must be at least 0"),
         ([*NEEDED, "minibatches=999"], "minibatches"),
+        ([*NEEDED, "eval=gem:a#temperature=1&min_p=0.1"], "eval: .* has no min_p"),
         ([*NEEDED, "eval=gem:a gem:a"], "two evaluations are called"),
         ([*NEEDED, "max_failed_fraction=2"], "max_failed_fraction"),
         (["model=m", "train=game:GuessTheNumber-v0"], "task URI"),

@@ -1,10 +1,12 @@
-"""Dynamic sampling: which groups are trained on."""
+"""Dynamic sampling and overlong filtering: what is trained on."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from gem.errors import ConfigurationError, RolloutError
 from gem_train.experiment.estimate import Shaping, turn_advantages
-from gem_train.experiment.filtering import filtered
+from gem_train.experiment.filtering import Filtering, filtered
 from gem_train.experiment.runspec import RunSpec
 
 
@@ -105,6 +107,32 @@ def test_a_batch_without_such_a_group_is_an_error() -> None:
     filtered(batch([0, 1]), 1, Shaping()).check()
     with pytest.raises(RolloutError, match=r"extra_batches: none of 2 groups .* in 1 .*, 1 have"):
         filtered(batch([1, 1], [0, None]), 2, Shaping()).check()
+
+
+def played(*ends: tuple[str, int]) -> list[Any]:
+    """Episodes with their end and number of turns that a token limit cut."""
+    return [
+        SimpleNamespace(valid=end != "failed", end=end, length_stops=stops) for end, stops in ends
+    ]
+
+
+def test_overlong_episodes_are_left_out_of_the_loss_only() -> None:
+    ends = ("terminated", 0), ("terminated", 1), ("token_budget", 0), ("truncated", 0)
+    episodes = played(*ends, ("turn_budget", 0))
+    assert Filtering().in_loss(episodes) == [True] * 5
+    masked = Filtering(mask_overlong=True)
+    assert masked.in_loss(episodes) == [True, False, False, True, True]
+    counted = [False, True, True, True, False]
+    assert masked.in_loss(episodes, counted) == [False, False, False, True, False]
+
+
+def test_a_batch_of_overlong_episodes_is_an_error() -> None:
+    masked = Filtering(mask_overlong=True)
+    with pytest.raises(RolloutError, match=r"mask_overlong: a token limit cut each of 2 episodes"):
+        masked.in_loss(played(("terminated", 1), ("token_budget", 0)))
+        masked.in_loss(played(("terminated", 1), ("token_budget", 0), ("failed", 0)))
+    # Without a valid episode there is nothing to train on, either; that is told elsewhere.
+    assert masked.in_loss(played(("failed", 0))) == [False]
 
 
 MATCH = {

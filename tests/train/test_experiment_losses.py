@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -10,8 +12,12 @@ from hypothesis import strategies as st
 
 from gem_train.experiment.losses import (
     AGGREGATIONS,
+    Correction,
     PolicyLoss,
+    bounded,
     clipped,
+    importance_weights,
+    kept,
     kl_penalty,
     policy_loss,
     probability_ratio,
@@ -144,3 +150,90 @@ def test_weights_of_one_batch_in_every_aggregation() -> None:
         assert (how.units(row), dict(how.weights(row, 10))) == (units, weights)
         assert how.units(other) == 1
         assert how.weights(row, 10)[7] == 0
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("advantage", [-2.0, 0.0, 3.0])
+def test_sapo_fades_ratios_out_instead_of_clipping_them(ratio: float, advantage: float) -> None:
+    loss, gradient = of(ratio, advantage, loss="sapo", sapo_positive=2.0, sapo_negative=5.0)
+    speed = 2.0 if advantage > 0 else 5.0
+    gate = 1 / (1 + math.exp(-speed * (ratio - 1)))
+    assert loss == pytest.approx(-advantage * gate * 4 / speed)
+    # arXiv 2511.20347, equation 6: a weight of 4 p (1 - p) in the place of the clip's 0 or 1.
+    assert gradient == pytest.approx(-advantage * ratio * 4 * gate * (1 - gate))
+    if ratio == 1:
+        assert gradient == pytest.approx(-advantage)
+
+
+def test_sapo_clips_nothing() -> None:
+    assert not clipped(torch.tensor(RATIOS), PolicyLoss(loss="sapo", clip=0.1)).any()
+
+
+ROWS = [[-1.0, -0.2, -2.0], [-3.0], [-0.5, -0.6, -0.1, -0.4]]
+"""Log-probabilities of three rows before the first update."""
+DRAWN = [[-0.4, -0.9, -2.1], [-1.0], [-0.5, -0.2, -0.9, -0.4]]
+"""Those that the tokens were drawn with."""
+CORRECTIONS: list[dict[str, Any]] = [
+    {"tis_clip": 1.05},
+    {"tis_clip": 1.05, "tis_floor": 0.7},
+    {"tis_floor": 0.7},
+    {"tis_clip": 1.5, "tis_floor": 0.7, "tis_outside": "zero"},
+    {"tis_clip": 1.05, "tis_level": "sequence"},
+    {"tis_clip": 1.5, "tis_floor": 0.2, "tis_level": "sequence", "tis_outside": "zero"},
+    {"reject_low": 0.7, "reject_high": 1.5},
+    {"reject_low": 0.7, "reject_high": 1.5, "reject_level": "sequence"},
+    {"reject_low": 0.95, "reject_level": "mean"},
+    {"reject_high": 1.02, "reject_level": "mean", "tis_clip": 1.05},
+]
+
+
+def corrected(how: Correction, row: list[float], drawn: list[float]) -> list[tuple[float, bool]]:
+    """Weight of each token of a row and whether it stays, by the definitions of the settings."""
+    ratios = [math.exp(p - q) for p, q in zip(row, drawn, strict=True)]
+    product = math.prod(ratios)
+    found = []
+    for ratio in ratios:
+        weight = ratio if how.tis_level == "token" else product
+        low, high = how.tis_floor or 0.0, how.tis_clip or math.inf
+        outside = not low <= weight <= high
+        if not how.weighs:
+            weight = 1.0
+        elif outside:
+            weight = 0.0 if how.tis_outside == "zero" else min(max(weight, low), high)
+        mean = product ** (1 / len(ratios))
+        decides = {"token": ratio, "sequence": product, "mean": mean}[how.reject_level]
+        found.append((weight, (how.reject_low or 0) <= decides <= (how.reject_high or math.inf)))
+    return found
+
+
+@pytest.mark.parametrize("settings", CORRECTIONS, ids=str)
+def test_a_correction_weighs_or_rejects_by_the_ratio_of_trainer_to_sampler(
+    settings: dict[str, Any],
+) -> None:
+    how, lengths = Correction(**settings), [len(row) for row in ROWS]
+    row = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    old, drawn = (torch.tensor([*chain(*rows)], dtype=torch.float64) for rows in (ROWS, DRAWN))
+
+    def row_sum(values: Any) -> Any:
+        return torch.zeros(3, dtype=values.dtype).index_add(0, row, values)[row]
+
+    old.requires_grad_()
+    weights, stays = importance_weights(old, drawn, how, row_sum), kept(old, drawn, how, row_sum)
+    expected = [pair for each in zip(ROWS, DRAWN, strict=True) for pair in corrected(how, *each)]
+    assert weights.tolist() == pytest.approx([weight for weight, _ in expected])
+    assert stays.tolist() == [stay for _, stay in expected]
+    assert not weights.requires_grad
+    # Some tokens are affected, others are not.
+    if how.rejects:
+        assert 0 < sum(stay for _, stay in expected) < len(expected)
+    if how.weighs:
+        beyond = bounded(old, drawn, how, row_sum)
+        assert 0 < int(beyond.sum()) < len(expected)
+
+
+def test_without_a_correction_nothing_changes() -> None:
+    old, drawn = torch.tensor([-1.0, -9.0]), torch.tensor([-5.0, -0.1])
+    none = Correction()
+    assert not none.corrects
+    assert importance_weights(old, drawn, none, torch.sum).tolist() == [1, 1]
+    assert kept(old, drawn, none, torch.sum).all()

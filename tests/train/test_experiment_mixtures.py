@@ -21,7 +21,7 @@ from gem.tasks import Task, TaskSet
 from gem_train import entries
 from gem_train.experiment.estimate import Shaping, turn_advantages
 from gem_train.experiment.hardware import Hardware
-from gem_train.experiment.metrics import PART, episode_metrics
+from gem_train.experiment.metrics import PART, episode_metrics, sampled_metrics
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Stage, parse_tasks, run_tasks
 from gem_train.experiment.runspec import RunSpec
 from gem_train.experiment.tasksets import DatasetRow, dataset_rows
@@ -290,6 +290,23 @@ def test_metrics_of_each_environment_are_those_of_its_valid_episodes() -> None:
     )
     match = PART.fullmatch("env/even/v0/share")
     assert match is not None and match["name"] == "even/v0"
+
+
+def test_an_evaluation_with_several_episodes_of_a_task_counts_the_tasks_that_one_solved() -> None:
+    batch = golden_batch()
+
+    for index, trajectory in enumerate(batch):
+        trajectory.task = Task("game:GuessTheNumber-v0", index)
+    assert sampled_metrics(batch) == {}
+    # Two tasks; the only success of the second one is in no episode that counts.
+    solved = [t.success and t.valid for t in batch]
+    for trajectory, success in zip(batch, solved, strict=True):
+        trajectory.task = Task("game:GuessTheNumber-v0", 0 if success else 1)
+    assert 0 < sum(solved) < len(batch)
+    assert sampled_metrics(batch) == {"pass_rate": 0.5}
+    for trajectory in batch:
+        trajectory.task = Task("multi:TicTacToe-v0", 0, {"seat": "all"})
+    assert sampled_metrics(batch) == {}
 
 
 def test_numbers_of_an_environment_s_info_are_metrics_of_the_episodes_that_have_them() -> None:

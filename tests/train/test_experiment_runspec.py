@@ -20,7 +20,8 @@ from gem.tables import parse_toml
 from gem.tasks import Task
 from gem_train.experiment import runspec
 from gem_train.experiment.hardware import Hardware
-from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.runspec import RunSpec, SamplingPart
+from gem_train.experiment.tasksets import EvalSampling
 from gem_train.launch import Adapter, Launch, main
 from gem_train.pairs import COMPUTED, pairs
 from gem_train.table import Parity
@@ -62,11 +63,61 @@ def test_every_iteration_plays_new_seeds() -> None:
     assert [spec.task_set[i] for i in range(len(spec.task_set))] == tasks
 
 
+@pytest.mark.parametrize(
+    ("part", "values", "message"),
+    [
+        ("sampling", {"min_p": 0.1, "top_p": 0.9}, r"sampling\.min_p: .*top_p.* got 0\.1"),
+        ("sampling", {"min_p": 1.5}, r"sampling\.min_p must be"),
+        ("sampling", {"repetition_penalty": 0}, r"sampling\.repetition_penalty must be"),
+        ("eval", {"min_p": 0.1, "top_p": 0.9}, r"eval\.same\.min_p: .* got 0\.1"),
+        ("eval", {"samples": 4, "temperature": 0.0}, r"eval\.same\.samples: greedy .* got 4"),
+        ("eval", {"samples": 4, "top_k": 1}, r"eval\.same\.samples: greedy .* got 4"),
+    ],
+)
+def test_sampling_that_says_nothing_certain_is_refused(
+    part: str, values: dict[str, Any], message: str
+) -> None:
+    data = copy.deepcopy(SPEC)
+    place = data["eval"][0] if part == "eval" else data.setdefault(part, {})
+    place.update(values)
+    with pytest.raises(ConfigurationError, match=message):
+        RunSpec.from_mapping(data)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tis_floor": 2.0, "tis_clip": 1.0}, r"tis_floor must be below algorithm\.tis_clip = 1"),
+        ({"reject_low": 2.0, "reject_high": 2.0}, r"reject_low must be below"),
+        ({"tis_level": "sequence"}, r"tis_level: means nothing without .* got 'sequence'"),
+        ({"tis_outside": "zero"}, r"tis_outside: means nothing without"),
+        ({"reject_level": "mean", "tis_clip": 2.0}, r"reject_level: means nothing without"),
+        ({"loss": "sapo", "clip_high": 0.3}, r"clip_high: the loss 'sapo' has no clip range"),
+        ({"critic_warmup": 2}, r"critic_warmup: the advantage .* has no critic"),
+        ({"critic_warmup": 999, "advantage": "gae"}, r"critic_warmup must be below training"),
+        ({"kl_reset": 2}, r"kl_reset: means nothing without algorithm\.kl_coef"),
+    ],
+)
+def test_settings_of_the_loss_that_contradict_each_other_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    data = copy.deepcopy(SPEC)
+    data["algorithm"].update(values)
+    with pytest.raises(ConfigurationError, match=message):
+        RunSpec.from_mapping(data)
+
+
+def test_only_other_candidates_or_penalties_make_sampling_partial() -> None:
+    assert SamplingPart().whole and SamplingPart(temperature=0.5).whole
+    partial = ({"top_p": 0.9}, {"top_k": 1}, {"min_p": 0.1}, {"repetition_penalty": 1.1})
+    assert not any(SamplingPart(**each).whole for each in partial)
+
+
 def test_evaluations_are_told_apart_by_their_names() -> None:
     data = copy.deepcopy(SPEC)
     data["eval"].append({"name": "other", "id": SPEC["env"]["id"], "episodes": 2, "seed": 5})
     same, other = RunSpec.from_mapping(data).evaluations
-    assert (same.name, len(same.tasks), same.temperature) == ("same", 64, 1.0)
+    assert (same.name, len(same.tasks), same.sampling) == ("same", 64, EvalSampling())
     assert [other.tasks[i].seed for i in range(len(other.tasks))] == [5, 6]
     data["eval"][1]["name"] = "same"
     with pytest.raises(ConfigurationError, match="eval: two evaluations are called 'same'"):

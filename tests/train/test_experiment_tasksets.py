@@ -10,9 +10,18 @@ import pytest
 
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
 from gem.tasks import Task
-from gem_train.experiment.tasksets import DatasetRow, dataset_command, dataset_rows, dataset_text
+from gem_train.experiment.tasksets import (
+    DatasetRow,
+    EvalSampling,
+    dataset_command,
+    dataset_rows,
+    dataset_text,
+)
 
 GAME = "gem:game:GuessTheNumber-v0"
+
+
+GREEDY = EvalSampling(temperature=0.0)
 
 
 def line(row: DatasetRow) -> dict[str, Any]:
@@ -22,10 +31,10 @@ def line(row: DatasetRow) -> dict[str, Any]:
 def test_rows_are_the_tasks_of_all_sources_in_order() -> None:
     texts = [f"{GAME}?n=2&seed=5#name=a", f"{GAME}?n=1&hint=range#temperature=0.5"]
     rows = list(dataset_rows(texts, evaluation=False))
-    assert [(row.number, row.task.seed, row.temperature) for row in rows] == [
+    assert [(row.number, row.task.seed, row.sampling) for row in rows] == [
         (0, 5, None),
         (1, 6, None),
-        (2, 0, 0.5),
+        (2, 0, EvalSampling(temperature=0.5)),
     ]
     assert [row.name for row in rows] == ["a", "a", "game:GuessTheNumber-v0"]
     assert {row.evaluation for row in rows} == {None}
@@ -33,7 +42,9 @@ def test_rows_are_the_tasks_of_all_sources_in_order() -> None:
 
 def test_a_row_survives_its_column() -> None:
     for row in (
-        DatasetRow(Task("game:GuessTheNumber-v0", 3, {"hint": "range"}), 0.0, 7, evaluation="same"),
+        DatasetRow(
+            Task("game:GuessTheNumber-v0", 3, {"hint": "range"}), GREEDY, 7, evaluation="same"
+        ),
         DatasetRow(Task("game:GuessTheNumber-v0", 3)),
     ):
         assert DatasetRow.decode(row.encode()) == row

@@ -14,7 +14,7 @@ from gem.rollout import Budget
 from gem.tables import assignments, setting
 from gem.tasks import Task, TaskSet
 from gem.trajectory import Failure
-from gem_train.experiment.tasksets import Source, decode_task, encode_task
+from gem_train.experiment.tasksets import EvalSampling, Source, decode_task, encode_task, task_at
 from gem_train.settings import (
     DatasetSettings,
     Refusal,
@@ -37,24 +37,55 @@ class Extended(Settings):
     poll_interval_s: float = setting("how often it looks", 0.1, above=0)
 
 
-@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
-def test_a_source_reads_back_what_it_writes(temperature: float | None) -> None:
-    source = Source(TaskSet(GAME, 4, 1, {"hint": "range"}), "a & b = c", temperature)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        None,
+        EvalSampling(temperature=0.0),
+        EvalSampling(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05),
+    ],
+)
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_source_reads_back_what_it_writes(sampling: EvalSampling | None, samples: int) -> None:
+    source = Source(TaskSet(GAME, 4, 1, {"hint": "range"}), "a & b = c", sampling, samples)
     assert Source.parse(source.text) == source
 
 
 @pytest.mark.parametrize(
-    "options",
-    ["temperature=cold", "temperature=-1", "temperature=nan", "temperature=inf", "size=3", "name="],
+    ("options", "message"),
+    [
+        ("temperature=cold", "temperature must be"),
+        ("temperature=-1", "temperature must be"),
+        ("temperature=nan", "temperature must be"),
+        ("temperature=inf", "temperature must be"),
+        ("temperature=1&top_p=2", "top_p must be"),
+        ("temperature=1&top_k=0.5", "top_k must be"),
+        ("temperature=1&size=3", "unknown key 'size'"),
+        ("top_p=0.5", "top_p needs a temperature, too"),
+        ("samples=0", "samples above 0"),
+        ("samples=many", "samples above 0"),
+        ("name=", "needs a name"),
+    ],
 )
-def test_a_source_with_other_options_is_refused(options: str) -> None:
-    with pytest.raises(ConfigurationError, match="name=<text> and temperature=<number >= 0>"):
+def test_a_source_with_other_options_is_refused(options: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Source.parse(f"gem:{GAME}?n=2#{options}")
+
+
+def test_a_source_plays_each_task_several_times() -> None:
+    sources = [Source.parse(f"gem:{GAME}?n=2&seed=5#samples=3"), Source.parse(f"gem:{GAME}?n=1")]
+    seeds = [5, 5, 5, 6, 6, 6, 0]
+    assert [task.seed for source in sources for task in source.plays] == seeds
+    assert [task_at(sources, row)[1].seed for row in range(7)] == seeds
+    with pytest.raises(IndexError):
+        task_at(sources, 7)
 
 
 def test_a_task_survives_its_column() -> None:
     task = Task(GAME, 7, {"tools": ["python"], "max_number": 10})
-    assert decode_task(encode_task(task, 0.5)) == (task, 0.5)
+    how = EvalSampling(temperature=0.5, top_k=3)
+    assert decode_task(encode_task(task, how)) == (task, how)
+    assert decode_task(encode_task(task)) == (task, None)
 
 
 @pytest.mark.parametrize("text", ["", "7", "{}", '{"env_id": "x"}', "[1]"])

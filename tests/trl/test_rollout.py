@@ -1,24 +1,31 @@
-"""TRL's engines at the temperature of an evaluation, and TRL's columns."""
+"""TRL's engines with the sampling of an evaluation, and TRL's columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from gem_train.experiment.tasksets import EvalSampling
 from gem_train.testing.golden import golden_batch
 from gem_trl.rollout import columns, sampling_at
 
 
-def test_evaluations_are_sampled_at_their_temperature(make_trainer: Callable[..., Any]) -> None:
-    trainer = make_trainer(args={"temperature": 0.7, "top_k": 5})
+def test_evaluations_are_sampled_as_they_say(make_trainer: Callable[..., Any]) -> None:
+    own = {"temperature": 0.7, "top_k": 5, "min_p": 0.3, "repetition_penalty": 1.2}
+    trainer = make_trainer(args=own)
     config, kwargs = trainer.generation_config, dict(trainer.generation_kwargs)
     before = config.to_dict()
     with sampling_at(trainer, None):
         assert config.to_dict() == before
-    with sampling_at(trainer, 0.5):
+    with sampling_at(trainer, EvalSampling(temperature=0.5)):
         assert (config.temperature, config.top_k, config.top_p) == (0.5, 0, 1.0)
+        assert (config.min_p, config.repetition_penalty) == (None, 1.0)
         assert trainer.generation_kwargs["temperature"] == 0.5
-    with sampling_at(trainer, 0.0):
+    with sampling_at(trainer, EvalSampling(temperature=0.8, top_k=7, top_p=0.9)):
+        assert (config.temperature, config.top_k, config.top_p) == (0.8, 7, 0.9)
+    with sampling_at(trainer, EvalSampling(temperature=0.8, min_p=0.1)):
+        assert config.min_p == 0.1
+    with sampling_at(trainer, EvalSampling(temperature=0.0)):
         assert (config.temperature, config.top_k) == (1.0, 1)
     assert config.to_dict() == before
     assert (config.temperature, config.top_k) == (0.7, 5)

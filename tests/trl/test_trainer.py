@@ -292,7 +292,7 @@ def test_environments_step_side_by_side(make_trainer: Make) -> None:
 
 def test_temperatures_of_a_dataset_are_for_evaluations(make_trainer: Make) -> None:
     trainer = make_trainer("gem:test:Scripted-v0?n=64#temperature=0.5", script=lambda *_: "on")
-    with pytest.raises(ConfigurationError, match=r"temperatures \{0\.5\}: in training"):
+    with pytest.raises(ConfigurationError, match=r"sampling \{.*temperature=0\.5.*\}: in training"):
         trainer.train()
 
 

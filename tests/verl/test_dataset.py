@@ -11,7 +11,7 @@ from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
 from gem.tasks import Task, TaskSet
-from gem_train.experiment.tasksets import decode_task
+from gem_train.experiment.tasksets import EvalSampling, decode_task
 from gem_verl.dataset import GemDataset
 
 GAME = "game:GuessTheNumber-v0-easy"
@@ -50,7 +50,10 @@ def test_max_samples_keeps_the_first() -> None:
 def test_validation_names_and_temperatures_follow_the_uri() -> None:
     dataset = GemDataset([f"gem:{GAME}?n=1#name=easy&temperature=0", f"gem:{GAME}?n=1"])
     assert [dataset[i]["data_source"] for i in range(2)] == ["easy", GAME]
-    assert [decode_task(dataset[i]["gem_task"])[1] for i in range(2)] == [0.0, None]
+    assert [decode_task(dataset[i]["gem_task"])[1] for i in range(2)] == [
+        EvalSampling(temperature=0.0),
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

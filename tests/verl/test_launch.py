@@ -26,8 +26,9 @@ from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten
 from gem_train.entries import OPTIMIZER_WEIGHTS
 from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.losses import Correction, importance_weights, kept
 from gem_train.experiment.runspec import RunSpec
-from gem_train.experiment.tasksets import decode_task
+from gem_train.experiment.tasksets import EvalSampling, decode_task
 from gem_train.hydra import hydra_value
 from gem_train.launch import Launch, find_adapter
 from gem_verl.dataset import GemDataset
@@ -191,8 +192,45 @@ def test_a_correction_is_verls_of_tokens_truncated_from_above(compose: Any) -> N
     assert configured(compose, spec()).algorithm.rollout_correction.rollout_is is None
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tis_clip": 1.5, "tis_level": "sequence"},
+        {"tis_clip": 1.5, "tis_floor": 0.5, "tis_outside": "zero"},
+        {"tis_clip": 1.5, "tis_floor": 0.5, "tis_outside": "zero", "tis_level": "sequence"},
+        {"reject_low": 0.5, "reject_high": 1.25},
+        {"reject_low": 0.5, "reject_high": 1.25, "reject_level": "sequence", "tis_clip": 2.0},
+        {"reject_low": 0.5, "reject_high": 1.25, "reject_level": "mean"},
+    ],
+    ids=str,
+)
+def test_verls_corrections_are_the_references(asked: dict[str, Any], compose: Any) -> None:
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+
+    config = configured(compose, spec(algorithm=asked)).algorithm.rollout_correction
+    torch.manual_seed(0)
+    old, sampler = (-3 * torch.rand(6, 5, dtype=torch.float64) for _ in range(2))
+    mask = torch.ones(6, 5)
+    mask[1, 2:] = mask[2, :2] = 0
+    names = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
+    given = {name: config[name] for name in names}
+    found, left, _ = compute_rollout_correction_and_rejection_mask(old, sampler, mask, **given)
+    how = Correction(**asked)
+
+    def row_sum(values: torch.Tensor) -> torch.Tensor:
+        return (values * mask).sum(-1, keepdim=True).expand_as(values)
+
+    stays = kept(old, sampler, how, row_sum) & mask.bool()
+    assert torch.equal(left.bool(), stays)
+    assert 0 < stays.sum() < mask.sum() or not how.rejects
+    assert (found is None) == (not how.weighs)
+    if found is not None:
+        weights = importance_weights(old, sampler, how, row_sum) * mask
+        torch.testing.assert_close(found.batch["rollout_is_weights"], weights)
+
+
 def test_verls_weights_are_truncated_ratios_of_each_token(compose: Any) -> None:
-    """What `gem_train.experiment.losses.sampler_correction` computes."""
+    """What `gem_train.experiment.losses.importance_weights` computes."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
@@ -234,7 +272,8 @@ def test_evaluations_keep_names_seeds_and_temperatures(compose: Any) -> None:
     dataset = GemDataset(config.data.val_files, config=config.data)
     rows = [dataset[i] for i in range(len(dataset))]
     assert [row["data_source"] for row in rows] == ["a"] * 4 + ["b"] * 2
-    assert [decode_task(row["gem_task"])[1] for row in rows] == [0.0] * 4 + [1.0] * 2
+    greedy, usual = EvalSampling(temperature=0.0), EvalSampling()
+    assert [decode_task(row["gem_task"])[1] for row in rows] == [greedy] * 4 + [usual] * 2
     assert decode_task(rows[0]["gem_task"])[0].seed == 1_000_000
     assert config.trainer.test_freq == math.gcd(4, 6)
     assert config.trainer.val_before_train

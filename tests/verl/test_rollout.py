@@ -22,7 +22,7 @@ from gem import Env, register
 from gem.core import Step
 from gem.tasks import Task
 from gem.trajectory import Trajectory
-from gem_train.experiment.tasksets import encode_task
+from gem_train.experiment.tasksets import EvalSampling, encode_task
 from gem_train.packed import PackedTrajectory
 from gem_verl.rollout import EPISODE, VOID_TOKENS, GemAgentLoopOutput
 
@@ -319,10 +319,13 @@ def test_a_seed_decides_every_turn_on_its_own(compose: Any, tokenizer: Any, serv
     assert len({*first, *seeds(session_id=1), *seeds(global_steps=6)}) == 6
 
 
-def test_a_validation_row_can_bring_its_own_temperature(world: World, server: Any) -> None:
-    s = server(["end"])
-    world.play(s, gem_task=encode_task(Task("test:Scripted-v0", 7), 0.0))
-    assert s.requests[0]["params"]["temperature"] == 0.0
+def test_a_validation_row_can_bring_its_own_sampling(world: World, server: Any) -> None:
+    s, how = server(["end"]), EvalSampling(temperature=0.5, top_p=0.9, top_k=3, min_p=0.1)
+    world.play(s, gem_task=encode_task(Task("test:Scripted-v0", 7), how))
+    assert s.requests[0]["params"].items() >= how.engine.items()
+    world.play(s, gem_task=encode_task(Task("test:Scripted-v0", 7)))
+    own = {"temperature": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert s.requests[1]["params"].items() >= own.items()
 
 
 def test_a_system_prompt_is_shown(compose: Any, tokenizer: Any, server: Any) -> None:

@@ -100,6 +100,8 @@ TABLE = Table(
         **entries.evaluations(
             Computed(_evaluations, f"eval_data, eval_every: seeded tasks in {EVAL}")
         ),
+        "eval.top_p": Fixed(1.0, "fake-trainer samples from all tokens"),
+        "eval.min_p": Fixed(0.0, "fake-trainer samples from all tokens"),
         # Keys that the adapter's own `Settings` have under the same name.
         **namesakes(Settings, "gem.{}"),
         "name": Elsewhere("only in the record"),
@@ -133,8 +135,8 @@ TABLE = Table(
         "algorithm.kl_coef": Fixed(0.0, "fake-trainer has no KL penalty"),
         "algorithm.entropy_coef": Fixed(0.0, "fake-trainer has no entropy bonus"),
         "algorithm.tis_clip": Fixed(None, "fake-trainer weighs all tokens alike"),
-        "algorithm.value_lr": Elsewhere("no critic"),
-        "algorithm.value_clip": Elsewhere("no critic"),
+        **entries.FIXED_REFERENCE,
+        **entries.NO_CRITIC,
         "optimizer.lr": Copied("lr"),
         "optimizer.type": Fixed("adamw", "fake-trainer has Adam: AdamW without weight decay"),
         **entries.CONSTANT_RATE,
@@ -143,6 +145,8 @@ TABLE = Table(
         "optimizer.eps": Copied("adam_eps"),
         "optimizer.weight_decay": Fixed(0.0, "fake-trainer has no weight decay"),
         "optimizer.grad_clip": Copied("grad_clip"),
+        **entries.ALL_CANDIDATES,
+        **entries.plain_correction("fake-trainer"),
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("steps"),

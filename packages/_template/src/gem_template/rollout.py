@@ -33,17 +33,17 @@ class EpisodeSampler(EngineSampler):
         Args:
             engine: The trainer's.
             config: The trainer's configuration.
-            row: The task; may have a temperature of its own.
+            row: The task; may have a sampling of its own.
             stop_ids: Tokens at which a turn ends.
             seed: Integers that decide the randomness of the episode.
         """
         super().__init__(stop_ids, seed)
         self._engine, self._top_k = engine, config["top_k"]
         self._temperature = config["temperature"]
-        if row.temperature is not None:
+        if row.sampling is not None:
             # Greedy: the engine divides by the temperature, so that it must not be 0.
-            self._temperature = row.temperature or 1.0
-            self._top_k = self._top_k if row.temperature else 1
+            self._temperature = row.sampling.temperature or 1.0
+            self._top_k = row.sampling.top_k if row.sampling.temperature else 1
 
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn."""

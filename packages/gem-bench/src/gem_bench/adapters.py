@@ -199,16 +199,17 @@ _DEFINED = {
     ),
     "algorithm": (
         "advantage gamma lam normalise reward_scale reward_clip group_std whiten advantage_clip "
-        "loss clip clip_high dual_clip ratio epochs minibatches loss_aggregation "
-        "kl_coef kl_in kl_estimator entropy_coef tis_clip value_lr value_clip"
+        "loss clip clip_high dual_clip sapo_positive sapo_negative ratio epochs minibatches "
+        "loss_aggregation kl_coef kl_in kl_estimator kl_reset entropy_coef value_lr value_clip "
+        "critic_warmup tis_clip tis_floor tis_level tis_outside reject_low reject_high reject_level"
     ),
     "optimizer": ("lr schedule warmup min_lr_ratio type beta1 beta2 eps weight_decay grad_clip"),
     "training": (
-        "iterations tasks group_size staleness extra_batches precision max_failed_fraction "
-        "info_metrics"
+        "iterations tasks group_size staleness extra_batches mask_overlong precision "
+        "max_failed_fraction info_metrics"
     ),
-    "sampling": "temperature top_p top_k",
-    "eval": "name id params seed episodes every temperature",
+    "sampling": "temperature top_p top_k min_p repetition_penalty",
+    "eval": "name id params seed episodes samples every temperature top_p top_k min_p",
 }
 """Keys of each part of the RunSpec that `gem_bench.reference` defines. A new one comes here when it
 is defined there."""

@@ -68,7 +68,7 @@ class Audit:
     """Largest relative difference of the two replays' gradient norms so far."""
     surprisal_z: float | None
     """Standardised difference between the samples' surprisal and the policy's entropy; positive:
-    the sampler prefers unlikely tokens. None if the spec restricts sampling (top-k or top-p).
+    the sampler prefers unlikely tokens. None if the spec leaves tokens out or penalises them.
     """
     stop_z: float | None
     """Standardised difference between the number of tokens that end a turn and the number
@@ -138,12 +138,15 @@ def audit(
         turns = turn_advantages(
             spec.algorithm, episodes, state=learner.estimator_state, trained=counted
         )
-        rows = [row for row in rows if counted[row.episode]]
+        in_loss = spec.training.in_loss(episodes, counted)
+        for each in (learner, second):
+            each.reset_reference(iteration)
+        rows = [row for row in rows if in_loss[row.episode]]
         replayed = learner.update(rows, *turns, iteration)
         norm = second.update(rows, *turns, iteration)["grad_norm"]
         if replayed["grad_norm"]:
             grad_noise = max(grad_noise, abs(norm / replayed["grad_norm"] - 1))
-        whole = spec.sampling.top_k == -1 and spec.sampling.top_p == 1
+        whole = spec.sampling.whole
         yield Audit(
             iteration,
             (known.get("loss"), replayed["loss"]),

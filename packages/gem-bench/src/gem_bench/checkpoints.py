@@ -1,10 +1,11 @@
 """Checkpoints of the reference trainer: what it needs to go on as if it had not been killed.
 
 A checkpoint is a file, `checkpoints/iteration-<next iteration>.pt` in the record's folder, with the
-weights that are trained, earlier ones that later batches are sampled with, the optimisers' states,
-the estimator's state, the RunSpec and the version. It is renamed when it is whole, and the last two
-are kept. Random numbers have no state: every batch draws from a stream of its own, which the seed
-and the iteration give (`gem_bench.reference.rollout`).
+weights that are trained, earlier ones that later batches are sampled with, the KL penalty's
+reference if it changes, the optimisers' states, the estimator's state, the RunSpec and the version.
+It is renamed when it is whole, and the last two are kept. Random numbers have no state: every batch
+draws from a stream of its own, which the seed and the iteration give
+(`gem_bench.reference.rollout`).
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Checkpoints:
                 optimizer.load_state_dict(state[name]["optimizer"])
             learner.estimator_state = dict(state["estimator_state"])
             learner.behaviour.versions = state["earlier_weights"]
+            if learner.initial is not None and learner.spec.algorithm.kl_reset is not None:
+                learner.initial.load_state_dict(state["reference"])
             return int(state["iteration"])
         except (OSError, EOFError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
             raise RecordError(
@@ -82,6 +85,8 @@ class Checkpoints:
         state: dict[str, Any] = {**self._begun, "iteration": iteration}
         state["estimator_state"] = learner.estimator_state
         state["earlier_weights"] = learner.behaviour.versions
+        if learner.initial is not None and learner.spec.algorithm.kl_reset is not None:
+            state["reference"] = learner.initial.state_dict()
         for name, (model, optimizer) in _parts(learner).items():
             trained = {n: w.detach() for n, w in model.named_parameters() if w.requires_grad}
             state[name] = {"weights": trained, "optimizer": optimizer.state_dict()}

@@ -90,7 +90,11 @@ def compare(groups: Sequence[Group], *, window: int = 20) -> Comparison:
         [_row(group, final, window) for group, final in zip(groups, finals, strict=True)],
         _contrasts(groups, finals),
         differences([group.settings for group in groups]),
-        [*(note for group in groups for note in _notes(group)), *_hardware_notes(groups)],
+        [
+            *(note for group in groups for note in _notes(group)),
+            *_hardware_notes(groups),
+            *_clip_notes(groups),
+        ],
     )
 
 
@@ -248,6 +252,51 @@ def _hardware_notes(groups: Sequence[Group]) -> list[str]:
         return []
     each = "; ".join(f"{key}: {', '.join(map(repr, values))}" for key, values in found.items())
     return [f"the hardware differs, which is no difference of the experiment ({each})"]
+
+
+def _clipped_tokens(name: str) -> Callable[[Run], list[float | None]]:
+    return lambda run: run.curves[TRAIN].column(name) if TRAIN in run.curves else []
+
+
+def _clipped_gradients(run: Run) -> list[float | None]:
+    most = run.spec.get("optimizer.grad_clip")
+    norms = _clipped_tokens("grad_norm")(run)
+    if most is None:
+        return [None] * len(norms)
+    return [None if norm is None else float(norm > most) for norm in norms]
+
+
+_CLIPS: dict[str, tuple[str, Callable[[Run], list[float | None]]]] = {
+    "the policy's clip": ("of tokens", _clipped_tokens("clip_fraction")),
+    "the bound of importance weights (tis_*)": ("of tokens", _clipped_tokens("tis_fraction")),
+    "rejection (reject_*)": ("of tokens", _clipped_tokens("rejected_fraction")),
+    "the gradient's clip": ("of iterations", _clipped_gradients),
+}
+"""What limits updates; of what the share is, and that of each iteration, None where unknown."""
+ACTS, IDLE = 0.01, 0.001
+"""Share from which a limit changes what is learned, and up to which it does not."""
+
+
+def _clip_notes(groups: Sequence[Group]) -> list[str]:
+    """Say where a limit of updates acts in some groups and not in others."""
+    found = []
+    for name, (of, values) in _CLIPS.items():
+        shares = {}
+        for group in groups:
+            known = [v for run in group.runs for v in values(run) if v is not None]
+            shares[group.label] = statistics.fmean(known) if known else None
+        acting = [label for label, share in shares.items() if share is not None and share >= ACTS]
+        idle = [label for label, share in shares.items() if share is None or share <= IDLE]
+        if acting and idle:
+            shown = "; ".join(
+                f"{label}: {'not recorded' if share is None else f'{share:.1%} {of}'}"
+                for label, share in shares.items()
+            )
+            found.append(
+                f"{name} acts in {', '.join(acting)}, and is not seen to act in {', '.join(idle)} "
+                f"({shown}): their updates are not of one kind"
+            )
+    return found
 
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {

@@ -168,6 +168,8 @@ def check_update(reference: Sequence[dict[str, Any]], other: Sequence[dict[str, 
     """L2: gradient norm and loss of the updates up to the first with a gradient."""
     found, count, largest = [], 0, 0.0
     for k, (mine, theirs) in enumerate(zip(reference, other, strict=False)):
+        if mine.get("grad_norm") is None and theirs.get("grad_norm") is None:
+            continue  # a critic's warm-up
         for name, floor in (("grad_norm", 0.0), ("loss", LOSS_FLOOR)):
             a, b = mine.get(name), theirs.get(name)
             distance = _distance([a], [b])

@@ -78,10 +78,10 @@ def gaps(
             samples are not drawn from all tokens.
     """
     spec = experiment(run, lora_init)
-    if spec.sampling.top_k != -1 or spec.sampling.top_p != 1:
+    if not spec.sampling.whole:
         raise ConfigurationError(
-            "sampling.top_k, sampling.top_p: engines report other log-probabilities where they "
-            "leave tokens out; measure a run without"
+            "sampling.top_k, top_p, min_p, repetition_penalty: engines report other "
+            "log-probabilities where they leave tokens out or penalise them; measure a run without"
         )
     learner = Learner(spec, torch.device(device), forward_tokens)
     metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
@@ -95,7 +95,9 @@ def gaps(
         turns = turn_advantages(
             spec.algorithm, episodes, state=learner.estimator_state, trained=counted
         )
-        replayed = learner.update([row for row in rows if counted[row.episode]], *turns, iteration)
+        in_loss = spec.training.in_loss(episodes, counted)
+        learner.reset_reference(iteration)
+        replayed = learner.update([row for row in rows if in_loss[row.episode]], *turns, iteration)
         yield Gap(
             iteration,
             sum(len(row.sampled) for row in rows),

@@ -17,12 +17,13 @@ Where it differs from common implementations of PPO and GRPO:
 - Minibatches are not shuffled: consecutive whole episodes in the order played, in every epoch.
 - The denominator of a loss counts the whole minibatch; cutting it into forward passes only rounds.
 - Ratios compare the trainer's own log-probabilities with those before the batch's first update, at
-  the sampling temperature, before top-k and top-p. The sampler's are used by `algorithm.tis_clip`
-  only.
+  the sampling temperature, before tokens are left out or penalised (top-k, top-p, min-p, repetition
+  penalty). The sampler's are used by corrections only
+  (`algorithm.tis_*`, `reject_*`).
 - The critic is a second transformer, which begins with the policy's weights and a zero head. It
   reads the last prompt token of each turn and has an optimiser of its own.
-- The KL penalty is a term of the loss (estimator k3), to the policy with which the run began.
-- No dropout, a constant learning rate. bf16 is autocast: weights stay fp32.
+- The KL penalty is to the policy with which the run began, unless `algorithm.kl_reset` says so.
+- No dropout. bf16 is autocast: weights stay fp32.
 """
 
 from __future__ import annotations
@@ -51,17 +52,19 @@ from gem_bench.exploitability import exploitability
 from gem_bench.lora import add_adapters
 from gem_bench.models import load_pretrained, recomputing
 from gem_bench.reference_setup import check_positions, check_supported, open_record, success_rates
-from gem_bench.rows import Row, pad, row_means, trained_rows, training_rows
+from gem_bench.rows import Row, pad, row_means, row_sums, trained_rows, training_rows
 from gem_bench.sampler import CachedSampler
 from gem_train.batches import chunks, minibatches
 from gem_train.experiment import estimate
 from gem_train.experiment.filtering import filtered
 from gem_train.experiment.losses import (
+    bounded,
     clipped,
+    importance_weights,
+    kept,
     kl_penalty,
     policy_loss,
     probability_ratio,
-    sampler_correction,
     value_loss,
 )
 from gem_train.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
@@ -90,7 +93,7 @@ def rollout(
         tasks: Each is played `group_size` times; these episodes, in a row, are a group. One with
             `seat=all` is a match of the policy against itself, with an episode for every agent.
         group_size: Episodes of each task.
-        sampling: Temperature, top-k and top-p.
+        sampling: How turns are sampled.
         key: Iteration and number of the batch in it. They give the batch a random stream of its
             own, so evaluations do not change training.
         policy: What samples, and its version; by default the current policy.
@@ -211,7 +214,8 @@ def turn_advantages(
 def token_statistics(model: Any, rows: Sequence[Row], temperature: float) -> tuple[Tensor, Tensor]:
     """Return log-probability and entropy of every sampled token, `[sampled tokens of all rows]`.
 
-    The distribution is the model's at the sampling temperature, before top-k and top-p.
+    The distribution is the model's at the sampling temperature, before any token is left out or
+    penalised.
     """
     where = [(i, position) for i, row in enumerate(rows) for position in row.sampled]
     row, position = torch.tensor(where, device=model.device).T
@@ -344,6 +348,16 @@ class Learner:
             forward_tokens=self.forward_tokens,
         )
 
+    def reset_reference(self, iteration: int) -> None:
+        """Let the KL penalty be to the current policy from now on, every `kl_reset` iterations.
+
+        Args:
+            iteration: Number of the batch that comes next.
+        """
+        every = self.spec.algorithm.kl_reset
+        if every is not None and iteration and iteration % every == 0:
+            self.initial = deepcopy(self.policy)
+
     def update(
         self, rows: Sequence[Row], advantage: PerTurn, target: PerTurn, iteration: int
     ) -> Metrics:
@@ -357,8 +371,10 @@ class Learner:
 
         Returns:
             Means over the optimiser steps of loss, gradient norm before clipping, entropy,
-            learning rate and share of clipped tokens; with a KL penalty also of `kl`, with a critic
-            of its loss and gradient norm.
+            learning rate and share of clipped tokens; with a KL penalty also of `kl`, with a
+            correction of the shares of tokens with a ratio beyond its bounds (`tis_fraction`) and
+            of rejected ones (`rejected_fraction`), with a critic of its loss and gradient norm. In
+            the critic's warm-up those of the critic alone.
         """
         algorithm = self.spec.algorithm
         batches = [batch for batch in minibatches(rows, algorithm.minibatches) if batch]
@@ -372,7 +388,9 @@ class Learner:
         with recomputing(self.policy, *filter(None, [self.critic])):
             for number, batch in enumerate(batches * algorithm.epochs):
                 self._schedule(iteration * self.spec.steps + number)
-                step = self._policy_step(batch, advantage)
+                step = {}
+                if iteration >= algorithm.critic_warmup:
+                    step = self._policy_step(batch, advantage)
                 if self.critic is not None:
                     step |= self._critic_step(self.critic, batch, target)
                 steps.append(step)
@@ -401,13 +419,14 @@ class Learner:
         """Take one step down the policy's loss.
 
         It is `sum(weight * (surrogate - entropy_coef * entropy + kl_coef * kl)) / units` over
-        tokens; `loss_aggregation` decides weights and units.
+        tokens; `loss_aggregation` decides weights and units. A correction is a factor of the
+        surrogate; the weight of a rejected token is 0, and it counts in `units`.
         """
         algorithm, longest = self.spec.algorithm, self.spec.policy.response_tokens
         rows = [row for row in rows if row.sampled]
         tokens = sum(len(row.sampled) for row in rows)
         units = sum(algorithm.units(row.turn) for row in rows)
-        loss = entropy = outside = kl = 0.0
+        loss = entropy = outside = kl = beyond = rejected = 0.0
         self.optimizer.zero_grad()
         for chunk in chunks(rows, self.forward_tokens):
             per_token = [advantage[row.episode][turn] for row in chunk for turn in row.turn]
@@ -419,11 +438,16 @@ class Learner:
             weights = [algorithm.weights(row.turn, longest) for row in chunk]
             per_token = [w[t] for row, w in zip(chunk, weights, strict=True) for t in row.turn]
             weight = torch.tensor(per_token, device=self.device)
-            mean = partial(row_means, torch.tensor([len(row.sampled) for row in chunk]))
+            lengths = torch.tensor([len(row.sampled) for row in chunk])
+            mean, total = partial(row_means, lengths), partial(row_sums, lengths)
             surrogate = policy_loss(new, old, a, algorithm, mean)
-            if algorithm.tis_clip is not None:
+            if algorithm.corrects:
                 drawn = torch.tensor([p for row in chunk for p in row.drawn], device=self.device)
-                surrogate = surrogate * sampler_correction(old, drawn, algorithm.tis_clip)
+                surrogate = surrogate * importance_weights(old, drawn, algorithm, total)
+                stays = kept(old, drawn, algorithm, total)
+                weight = weight * stays
+                beyond += bounded(old, drawn, algorithm, total).sum().item() / tokens
+                rejected += (~stays).sum().item() / tokens
             penalty = torch.zeros_like(new)
             if self.initial is not None and algorithm.kl_in == "loss":
                 started = [row.initial_logprobs for row in chunk]
@@ -443,6 +467,10 @@ class Learner:
         means = {"entropy": entropy, "clip_fraction": outside, "lr": lr}
         if self.initial is not None and algorithm.kl_in == "loss":
             means["kl"] = kl
+        if algorithm.weighs:
+            means["tis_fraction"] = beyond
+        if algorithm.rejects:
+            means["rejected_fraction"] = rejected
         return {"loss": loss, "grad_norm": norm.item(), **means}
 
     def _critic_step(self, critic: Critic, rows: Sequence[Row], target: PerTurn) -> Metrics:
@@ -521,11 +549,12 @@ def train(
         for number, part in enumerate(spec.eval):
             if iteration % part.every and iteration != spec.training.iterations:
                 continue
-            greedy = part.temperature == 0
-            sampling = SamplingPart(top_k=1) if greedy else SamplingPart(part.temperature)
+            sampling = SamplingPart(**part.sampling.engine)
+            if part.temperature == 0:
+                sampling = SamplingPart(top_k=1)
             tasks = [Task(part.id, part.seed + j, part.params) for j in range(part.episodes)]
             key = (iteration, 1 + number)
-            episodes, seconds = rollout(learner, chat, tasks, 1, sampling, key)
+            episodes, seconds = rollout(learner, chat, tasks, part.samples, sampling, key)
             found = {"rollout_s": seconds}
             if all_seats(part.params):
                 found |= learner.exploitability(chat, tasks[0], sampling)
@@ -539,12 +568,15 @@ def train(
             rates, policy = success_rates(spec, record, iteration), learner.behaviour.at(iteration)
             episodes, counted, played = training_batch(learner, chat, iteration, rates, policy)
             began = time.perf_counter()
+            learner.reset_reference(iteration)
             rows = training_rows(episodes, counted)
             turns = [len(t.turns) for t in episodes]
             values, added = learner.values(rows, turns), learner.penalties(rows, turns)
             advantage, target = turn_advantages(
                 spec.algorithm, episodes, values, learner.estimator_state, added, counted
             )
+            in_loss = spec.training.in_loss(episodes, counted)
+            rows = [row for row in rows if in_loss[row.episode]]
             metrics = learner.update(rows, advantage, target, iteration)
             metrics |= {"update_s": time.perf_counter() - began}
             trained = partial(trained_rows, rows, episodes, advantage)

@@ -89,7 +89,7 @@ def trained(spec: RunSpec, episodes: Sequence[Trajectory]) -> list[bool]:
 def logprobs(learner: Learner, rows: Sequence[Row]) -> Tensor:
     """Return the learner's log-probability of every sampled token, `[sampled tokens of all rows]`.
 
-    In float64, at the sampling temperature, before top-k and top-p.
+    In float64, at the sampling temperature, before any token is left out or penalised.
     """
     parts = []
     for chunk in chunks(rows, learner.forward_tokens):

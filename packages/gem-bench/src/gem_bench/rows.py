@@ -2,7 +2,7 @@
 
 - `Row`, `training_rows`: the rows of a batch, in the order played.
 - `pad`: several rows as the tensors of one forward pass.
-- `row_means`: a mean over the sampled tokens of each row.
+- `row_sums`, `row_means`: over the sampled tokens of each row.
 - `trained_rows`: what the loss sees of each row, for comparison with the rows of adapters.
 """
 
@@ -51,8 +51,8 @@ class Row:
         """
         if self.tokens.logprobs is None:
             raise ConfigurationError(
-                "algorithm.tis_clip: an episode has no log-probabilities of its sampler; leave it "
-                "out"
+                "algorithm.tis_*, reject_*: an episode has no log-probabilities of its sampler; "
+                "leave them out"
             )
         start = len(self.tokens.prompt_ids)
         return [self.tokens.logprobs[position - start] for position in self.sampled]
@@ -100,8 +100,8 @@ def pad(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def row_means(lengths: Tensor, values: Tensor) -> Tensor:
-    """Return for each token the mean over its row, `[sampled tokens of all rows]`.
+def row_sums(lengths: Tensor, values: Tensor) -> Tensor:
+    """Return for each token the sum over its row, `[sampled tokens of all rows]`.
 
     Args:
         lengths: Sampled tokens of each row, `[rows]`.
@@ -109,8 +109,12 @@ def row_means(lengths: Tensor, values: Tensor) -> Tensor:
     """
     lengths = lengths.to(values.device)
     row = torch.repeat_interleave(torch.arange(len(lengths), device=values.device), lengths)
-    sums = values.new_zeros(len(lengths)).index_add(0, row, values)
-    return (sums / lengths)[row]
+    return values.new_zeros(len(lengths)).index_add(0, row, values)[row]
+
+
+def row_means(lengths: Tensor, values: Tensor) -> Tensor:
+    """Return for each token the mean over its row; see `row_sums`."""
+    return row_sums(lengths, values) / row_sums(lengths, torch.ones_like(values))
 
 
 def trained_rows(

@@ -1,11 +1,12 @@
 """The reference trainer's sampler: one KV cache for a whole batch of conversations.
 
 - `CachedSampler`: samples one turn for every request of `gem.rollout.play_batch`.
-- `warp`: temperature, top-k and top-p.
+- `warp`: repetition penalty, temperature, top-k, min-p and top-p.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class CachedSampler:
         Args:
             model: A causal language model of transformers, in evaluation mode.
             chat: Gives the tokens that end a turn.
-            sampling: Temperature, top-k and top-p; `top_k = 1` takes the most likely token.
+            sampling: See `warp`; `top_k = 1` takes the most likely token.
             generator: The only source of randomness, on the model's device.
             version: Number of iterations that have made the model.
         """
@@ -63,8 +64,11 @@ class CachedSampler:
         length = torch.zeros_like(limit)
         alive = torch.ones_like(limit, dtype=torch.bool)
         sampled: list[tuple[Tensor, Tensor]] = []
+        seen = self._tokens_in(requests, logits)
         for _ in range(max(r.max_tokens for r in requests)):
-            token, logprob = self._draw(logits)
+            token, logprob = self._draw(logits, seen)
+            if seen is not None:
+                seen.scatter_(1, token[:, None], True)
             sampled.append((token, logprob))
             length += alive
             alive = alive & ~torch.isin(token, self.stop) & (length < limit)
@@ -121,22 +125,44 @@ class CachedSampler:
         logits: Tensor = output.logits[:, -1].float()
         return logits
 
-    def _draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _tokens_in(self, requests: list[Request], logits: Tensor) -> Tensor | None:
+        """Return which tokens each conversation has, `[rows, vocab]`; None if it has no effect."""
+        if self.sampling.repetition_penalty == 1:
+            return None
+        seen = torch.zeros_like(logits, dtype=torch.bool)
+        for row, request in zip(seen, requests, strict=True):
+            row[request.prompt_ids] = True
+        return seen
+
+    def _draw(self, logits: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
         """Draw one token a row; returns tokens and their log-probability when drawn, `[rows]`."""
+        logits = warp(logits, self.sampling, seen)
         if self.sampling.top_k == 1:
             token = logits.argmax(-1)
             return token, torch.zeros_like(token, dtype=logits.dtype)
-        logprobs = warp(logits, self.sampling).log_softmax(-1)
+        logprobs = logits.log_softmax(-1)
         drawn = torch.multinomial(logprobs.exp(), 1, generator=self.generator)
         return drawn[:, 0], logprobs.gather(1, drawn)[:, 0]
 
 
-def warp(logits: Tensor, sampling: SamplingPart) -> Tensor:
-    """Apply temperature, then top-k, then top-p to `logits[rows, vocab]`."""
+def warp(logits: Tensor, sampling: SamplingPart, seen: Tensor | None = None) -> Tensor:
+    """Apply penalty, temperature, top-k, min-p and top-p in this order to `logits[rows, vocab]`.
+
+    Args:
+        logits: The model's.
+        sampling: How to sample.
+        seen: Which tokens the repetition penalty is for, `[rows, vocab]`; None for none.
+    """
+    if seen is not None:
+        penalty = sampling.repetition_penalty
+        logits = logits.where(~seen, (logits / penalty).where(logits > 0, logits * penalty))
     logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         floor = logits.topk(sampling.top_k, -1).values[:, -1:]
         logits = logits.masked_fill(logits < floor, -torch.inf)
+    if sampling.min_p > 0:
+        least = logits.amax(-1, keepdim=True) + math.log(sampling.min_p)
+        logits = logits.masked_fill(logits < least, -torch.inf)
     if sampling.top_p < 1.0:
         ordered, index = logits.sort(-1, descending=True)
         probs = ordered.softmax(-1)

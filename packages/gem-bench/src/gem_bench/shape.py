@@ -152,8 +152,32 @@ class Shape:
         return element * (hidden + inner / split + routed * bool(self.experts))
 
 
+def qwen3(hidden: int, layers: int, heads: int, inner: int, *, tied: bool) -> dict[str, Any]:
+    """Return what the `config.json` of a Qwen3 says; all have 8 key heads of 128."""
+    return {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": inner,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": tied,
+    }
+
+
+PUBLISHED = {
+    "Qwen/Qwen3-1.7B": qwen3(2048, 28, 16, 6144, tied=True),
+    "Qwen/Qwen3-4B": qwen3(2560, 36, 32, 9728, tied=True),
+    "Qwen/Qwen3-8B": qwen3(4096, 36, 32, 12_288, tied=False),
+    "Qwen/Qwen3-32B": qwen3(5120, 64, 64, 25_600, tied=False),
+}
+"""Configurations by hub name, of models that are not downloaded; those of `-Base` are the same."""
+
+
 def find_config(model: str, file: Path | None = None) -> dict[str, Any]:
-    """Return a model's `config.json`: of a file, the model's folder or the hub's cache.
+    """Return a model's `config.json`: of a file, the model's folder, the hub's cache, `PUBLISHED`.
 
     Raises:
         ConfigurationError: There is none, or it cannot be read.
@@ -166,6 +190,7 @@ def find_config(model: str, file: Path | None = None) -> dict[str, Any]:
     try:
         known = None if file is None else read_json(file, dict[str, Any], DataError)
         config = model_config(model) if known is None else known
+        config = config or PUBLISHED.get(model.removesuffix("-Base"), {})
     except DataError as error:
         raise ConfigurationError(
             f"{file or model}: no configuration of a model: {error}"

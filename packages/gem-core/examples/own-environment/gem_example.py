@@ -1,4 +1,4 @@
-"""An environment and a tool of one's own; docs/your-own-environment.md goes through it."""
+"""An environment and a tool of one's own; docs/tutorials/own-environment.md goes through it."""
 
 from __future__ import annotations
 

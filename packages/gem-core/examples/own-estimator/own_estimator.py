@@ -1,4 +1,4 @@
-"""RLOO with an advantage for each turn; docs/your-own-estimator.md goes through it."""
+"""RLOO with an advantage for each turn; docs/tutorials/own-estimator.md goes through it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def description(entry_point: Callable[..., Env]) -> str:
 def summary(entry_point: Callable[..., Env]) -> str:
     """Return the first sentence of a class's or function's docstring."""
     paragraph = " ".join(description(entry_point).partition("\n\n")[0].split())
-    return re.split(r"(?<=[.!?])\s", paragraph)[0]
+    return re.split(r"(?<=[.!?])(?<!\.\.\.)\s", paragraph)[0]
 
 
 def parameters(entry_point: Callable[..., Env]) -> list[Parameter]:

@@ -86,6 +86,9 @@ SPECS = {
     "inspect": Spec((*CORE, "gem-bench", "gem-eval", "gem-cpu"), ((3, 11),)),
     # Nobody wants all four, and together they are a gigabyte; `dev` has TensorBoard.
     "trackers": Spec(("gem-core", "gem-train", "gem-bench"), ((3, 11),)),
+    # What builds and checks the files of a release.
+    "release": Spec(("gem-core",), ((3, 11),)),
+    "site": Spec(CORE, ((3, 11),)),
     "oat": Spec(
         (*CORE, "gem-oat", "gem-cpu"),
         ((3, 11),),

@@ -56,13 +56,14 @@ class SeededSampler(CachedSampler):
                 f"longest of {max(len(r.prompt_ids) for r in requests)} tokens: {error}"
             ) from error
 
-    def _draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.stopped.is_set():
             raise LocalModelError("interrupted")
+        warped = warp(logits, self.sampling, seen)
         if self.sampling.top_k == 1:
-            token = logits.argmax(-1, keepdim=True)
+            token = warped.argmax(-1, keepdim=True)
         else:
-            cumulative = warp(logits, self.sampling).double().softmax(-1).cumsum(-1)
+            cumulative = warped.double().softmax(-1).cumsum(-1)
             drawn = [[each.random()] for each in self._numbers]
             places = torch.tensor(drawn, device=self.device, dtype=torch.float64)
             token = torch.searchsorted(cumulative, places * cumulative[:, -1:], right=True)

@@ -9,7 +9,7 @@ from typing import Any
 from gem_oat import SUPPORTED_OAT, check_oat
 from gem_train import entries, platforms
 from gem_train.experiment.hardware import logit_scales
-from gem_train.experiment.losses import PolicyLoss
+from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.runspec import SamplingPart
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
@@ -69,7 +69,14 @@ def _checkpoints(run: Run) -> dict[str, Any]:
     return {"gem_resume": False} if every is None else {"gem_resume": True, "save_steps": every}
 
 
-_RAW = "oat's engine reports log-probabilities at temperature 1, before top-k and top-p"
+_RAW = (
+    "oat's engine reports log-probabilities at temperature 1, before tokens are left out or "
+    "penalised"
+)
+_UNRESTRICTED = Refused(
+    lambda run, value: value not in (None, "token", "clip") and run.spec.sampling != SamplingPart(),
+    f"{_RAW}; leave it out",
+)
 
 TABLE = Table(
     "oat",
@@ -80,6 +87,7 @@ TABLE = Table(
         **entries.evaluations(Computed(_evaluations, "gem_eval, eval_steps")),
         **namesakes(Settings, "gem_{}"),
         **namesakes(PolicyLoss, "gem_{}"),
+        **{key: (way, _UNRESTRICTED) for key, way in namesakes(Correction, "gem_{}").items()},
         "name": Copied("wb_run_name"),
         "seed": (Copied(("gem_seed", "seed")), entries.seeds()),
         "policy.model": Copied("pretrain"),
@@ -89,6 +97,8 @@ TABLE = Table(
         "sampling.temperature": Copied("temperature"),
         "sampling.top_p": Copied("top_p"),
         "sampling.top_k": Copied("top_k"),
+        "sampling.min_p": Copied("gem_min_p"),
+        "sampling.repetition_penalty": Copied("gem_repetition_penalty"),
         "algorithm.advantage": Copied(
             "gem_advantage", "gem_advantage; critic_type decides whether there is a critic"
         ),
@@ -101,16 +111,15 @@ TABLE = Table(
             entries.WHOLE_MINIBATCHES,
             entries.WHOLE_STEPS,
         ),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": (Copied("gem_critic_warmup"), entries.SCHEDULED_LATE),
         "algorithm.kl_coef": Copied("beta"),
         "algorithm.kl_in": Fixed("loss", "oat has the penalty in the loss"),
         "algorithm.entropy_coef": Fixed(0, "oat's loss has no entropy bonus"),
         "algorithm.tis_clip": (
             # oat corrects by default.
             Computed(lambda run: {"tis_c": run.spec.algorithm.tis_clip or "None"}, "tis_c"),
-            Refused(
-                lambda run, value: value is not None and run.spec.sampling != SamplingPart(),
-                f"{_RAW}; leave it out",
-            ),
+            _UNRESTRICTED,
         ),
         "algorithm.value_lr": Copied("critic_learning_rate"),
         "algorithm.value_clip": Copied("cliprange_value"),

@@ -137,7 +137,9 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         if args.num_ppo_epochs * args.minibatches > 1:
             self.updater.remember(self.rows)
         for rows in parts * args.num_ppo_epochs:
-            step = self.updater.policy_step(rows)
+            # `steps` counts the batches, this one included.
+            warm = self.steps > self.args.gem.critic_warmup
+            step = self.updater.policy_step(rows) if warm else {}
             if self.critic is not None:
                 step |= self.updater.critic_step(rows)
             if step:
@@ -186,7 +188,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         return metrics
 
     def _play(self, source: Source, number: int, updates: int) -> list[PackedTrajectory]:
-        rows = [DatasetRow(task, source.temperature, n) for n, task in enumerate(source.tasks)]
+        rows = [DatasetRow(task, source.sampling, n) for n, task in enumerate(source.plays)]
         texts, n = [row.encode() for row in rows], len(self.actors)
         cuts = [texts[len(texts) * i // n : len(texts) * (i + 1) // n] for i in range(n)]
         futures = [

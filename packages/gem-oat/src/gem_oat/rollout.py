@@ -62,8 +62,8 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play evaluation episodes.
 
         Args:
-            tasks: From `gem_train.experiment.tasksets.DatasetRow.encode`, with a temperature if it
-                is to take the place of `--eval_temperature`.
+            tasks: From `gem_train.experiment.tasksets.DatasetRow.encode`, with its sampling if that
+                is to take the place of `--eval_temperature` and the like.
             number: Of the evaluation among all.
             updates: Iterations that the policy has been trained for.
 
@@ -80,13 +80,17 @@ class Actor(PPOActor):  # type: ignore[misc]
         gem, budget = args.gem, args.budget(evaluation=evaluation)
         names = ("temperature", "top_p", "top_k")
         sampling = {name: getattr(args, prefix + name) for name in names}
+        if not evaluation:
+            sampling |= {"min_p": gem.min_p, "repetition_penalty": gem.repetition_penalty}
         sampling |= {"logprobs": 1, "output_kind": RequestOutputKind.FINAL_ONLY}
         engine, stop_ids = stepped.SteppedEngine(self.llm.llm_engine), self._chat.stop_ids
 
         async def one(row: DatasetRow, copy: int) -> list[PackedTrajectory]:
-            own = {} if row.temperature is None else {"temperature": row.temperature}
+            own = {} if row.sampling is None else row.sampling.engine
             params = partial(SamplingParams, **sampling | own)
-            seed = None if gem.seed is None else (gem.seed, *key, row.task.seed, copy)
+            # An evaluation may have several rows of a task.
+            number = row.number if evaluation else copy
+            seed = None if gem.seed is None else (gem.seed, *key, row.task.seed, number)
             sampler = stepped.SteppedSampler(stop_ids, seed, engine=engine, params=params)
             played = await gem.play_all(row.task, sampler, self._chat, budget, group=row.number)
             return [PackedTrajectory.of(each) for each in played]

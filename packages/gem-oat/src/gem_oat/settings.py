@@ -16,17 +16,17 @@ from gem.estimators import estimator
 from gem.rollout import Budget
 from gem.tables import json_or_text, setting
 from gem_train.experiment.hardware import logit_scales
-from gem_train.experiment.losses import PolicyLoss
+from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem_train.experiment.tasksets import Source, parse_sources
 from gem_train.settings import Refusal, Settings, check_offered, refuse_values
 
-OATS = ("turn_tokens", "clip")
+OATS = ("turn_tokens", "clip", "tis_clip")
 """Settings for which oat has flags of its own."""
 
 
 @dataclass(frozen=True)
-class GemSettings(Settings, PolicyLoss):
+class GemSettings(Settings, Correction, PolicyLoss):
     """GEM's settings; each is a flag `--gem_<name>`, except those for which oat has flags."""
 
     tasks: str = setting(
@@ -42,6 +42,19 @@ class GemSettings(Settings, PolicyLoss):
         "rebn",
         check=check_offered,
     )
+    min_p: float = setting(
+        "leave out candidates less likely than `min_p` times the likeliest, in training",
+        0.0,
+        least=0,
+        most=1,
+    )
+    repetition_penalty: float = setting(
+        "divides logits of tokens that the conversation has already (multiplies negative ones), in "
+        "training",
+        1.0,
+        above=0,
+    )
+    critic_warmup: int = setting("first iterations in which only the critic is trained", 0, least=0)
     forward_tokens: int = setting("most tokens, padding included, of a forward pass", 8192, above=0)
     """At least one row is in a forward pass of the learner."""
     resume: bool = setting(
@@ -87,6 +100,7 @@ class Args(_flags()):  # type: ignore[misc]
         if own["template_kwargs"] is not None:
             own["template_kwargs"] = json_or_text(own["template_kwargs"])
         own["clip"] = self.cliprange
+        own["tis_clip"] = self.tis_c
         return GemSettings.from_mapping(own, "--gem_")
 
     @property
@@ -220,10 +234,12 @@ def _algorithm(args: Args) -> Iterator[Refusal]:
     needed = "ppo, which makes the critic" if chosen.needs_critic else "no critic"
     critic = f"--gem_advantage {name} needs {needed}"
     yield "critic_type", chosen.needs_critic != (args.critic_type == "ppo"), critic
+    warm = f"--gem_advantage {name} has no critic; leave it out"
+    yield "gem_critic_warmup", args.gem.critic_warmup > 0 and not chosen.needs_critic, warm
     alone = f"--gem_advantage {name} compares the episodes of a task: must be at least 2"
     yield "num_samples", chosen.compares == "group" and args.num_samples < 2, alone
-    compared = "--tis_c needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
-    yield "temperature", args.tis_c is not None and temperature != 1, compared
+    compared = "a correction needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
+    yield "temperature", args.gem.corrects and temperature != 1, compared
     scaled = logit_scales(str(args.pretrain))
     kept = f"it leaves out the model's {', '.join(scaled)}: --no-use_fused_lm_head"
     yield "use_fused_lm_head", bool(args.use_fused_lm_head and scaled), kept

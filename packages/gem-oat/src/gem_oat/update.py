@@ -15,15 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gem.errors import RolloutError
 from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
 from gem_train.batches import chunks
 from gem_train.experiment.losses import (
+    bounded,
     clipped,
+    importance_weights,
+    kept,
     kl_penalty,
     policy_loss,
     probability_ratio,
-    sampler_correction,
     value_loss,
 )
 
@@ -72,27 +75,31 @@ class Updater:
             new, entropy = self._logprobs(learner.model, chunk)
             mask, advantage = self._padded(chunk, "mask"), self._padded(chunk, "advantages")
             old, sampler = self._padded(chunk, "old"), self._padded(chunk, "sampler")
+            stays, beyond = torch.ones_like(mask).bool(), torch.zeros_like(mask).bool()
             if old is None:
                 old = new.detach()
-            means = partial(_row_means, mask)
+            means, sums = partial(_row_means, mask), partial(_row_sums, mask)
             per_token = policy_loss(new, old, advantage, gem, means)
             if sampler is not None:
                 differences.append(float(((old - sampler) * mask).abs().max()))
-                if args.tis_c is not None:
-                    per_token = per_token * sampler_correction(old, sampler, args.tis_c)
+                per_token = per_token * importance_weights(old, sampler, gem, sums)
+                stays = kept(old, sampler, gem, sums)
+                beyond = bounded(old, sampler, gem, sums)
+            elif gem.corrects:
+                raise RolloutError("the engine reported no log-probabilities to correct with")
             outside = clipped(probability_ratio(new.detach(), old, gem, means), gem)
-            counted = [entropy, outside]
+            counted = [entropy, outside, beyond, ~stays]
             if args.beta:
                 with torch.no_grad():
                     reference, _ = self._logprobs(learner.ref_model, chunk)
                 kl = kl_penalty(new, reference, gem.kl_estimator)
                 counted.append(kl.detach())
                 per_token = per_token + args.beta * kl
-            part = (per_token * self._padded(chunk, "weights")).sum() / units
+            part = (per_token * stays * self._padded(chunk, "weights")).sum() / units
             return part, [part.detach(), *((each * mask).sum() for each in counted)]
 
         norm, sums = self._step(loss, rows, learner.model.model)
-        total, entropy, outside, *kl = sums
+        total, entropy, outside, beyond, rejected, *kl = sums
         [difference] = self._reduce([max(differences)], "max")
         metrics = {
             "loss": total,
@@ -102,6 +109,10 @@ class Updater:
             "logprob_difference_max": difference,
             "lr": float(lr),
         }
+        if gem.weighs:
+            metrics["tis_fraction"] = beyond / tokens
+        if gem.rejects:
+            metrics["rejected_fraction"] = rejected / tokens
         return metrics | ({"kl": kl[0] / tokens} if kl else {})
 
     def critic_step(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -186,5 +197,9 @@ class Updater:
 
 def _row_means(mask: Tensor, values: Tensor) -> Tensor:
     """Return for each token the mean over the sampled tokens of its row, `[rows, tokens]`."""
-    sums = (values * mask).sum(-1, keepdim=True)
-    return (sums / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(values)
+    return _row_sums(mask, values) / _row_sums(mask, torch.ones_like(values)).clamp(min=1)
+
+
+def _row_sums(mask: Tensor, values: Tensor) -> Tensor:
+    """Return for each token the sum over the sampled tokens of its row, `[rows, tokens]`."""
+    return (values * mask).sum(-1, keepdim=True).expand_as(values)

@@ -153,7 +153,8 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         distribution's, vLLM reports those at temperature 1, before any candidate is left out.
         """
         processed = experiences[0].rollout_log_probs is not None
-        if not (settings.top_k == -1 if processed else self.args.rollout.temperature == 1.0):
+        whole = settings.top_k == -1 and not settings.min_p and settings.repetition_penalty == 1
+        if not (whole if processed else self.args.rollout.temperature == 1.0):
             return None
         largest = 0.0
         for experience in experiences:

@@ -8,7 +8,7 @@ from typing import Any
 from gem_openrlhf import worker
 from gem_openrlhf.dataset import line
 from gem_openrlhf.record import EVALUATED
-from gem_openrlhf.settings import ONE_ROW, Settings
+from gem_openrlhf.settings import LORA, ONE_ROW, Settings
 from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 from gem_train import entries, platforms
 from gem_train.experiment.tasksets import dataset_text
@@ -159,13 +159,13 @@ def _schedule(run: Run) -> dict[str, Any]:
 
 
 def _correction(run: Run) -> dict[str, Any]:
-    most, correction = run.spec.algorithm.tis_clip, "algo.advantage.is_correction"
-    if most is None:
+    algorithm, correction = run.spec.algorithm, "algo.advantage.is_correction"
+    if algorithm.tis_clip is None:
         return {}
     return {
-        f"{correction}_threshold": most,
+        f"{correction}_threshold": [algorithm.tis_floor or 0.0, algorithm.tis_clip],
         f"{correction}_level": "token",
-        f"{correction}_mode": "clip",
+        f"{correction}_mode": {"clip": "clip", "zero": "mask"}[algorithm.tis_outside],
     }
 
 
@@ -205,6 +205,7 @@ TABLE = Table(
     "openrlhf",
     {
         **entries.ALL_WEIGHTS,
+        "policy.lora_rank": Fixed(0, LORA),
         **entries.SHARED_GPUS,
         **entries.tasks(Computed(_tasks, "data.prompt_dataset, agent file: task_order='file'")),
         **entries.evaluations(Computed(_evaluations, "eval.dataset"), "not before the first"),
@@ -262,12 +263,27 @@ TABLE = Table(
                 "actor.loss_agg_mode; KL penalty and entropy stay means over tokens",
             ),
         ),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": Fixed(
+            0,
+            "OpenRLHF keeps the rows of critic.freezing_steps, and trains the policy on them as "
+            "soon as it is trained",
+        ),
         "algorithm.kl_coef": Computed(_kl, "algo.kl.init_coef"),
         "algorithm.kl_in": Computed(_kl, "algo.kl.use_loss"),
         "algorithm.kl_estimator": Computed(_kl, "algo.kl.estimator"),
         # Weight 0 leaves the loss alone and logs the entropy.
         "algorithm.entropy_coef": Copied("actor.entropy_coef"),
+        **entries.plain_correction("OpenRLHF", without=("tis_floor", "tis_outside")),
         "algorithm.tis_clip": Computed(_correction, "algo.advantage.is_correction_threshold"),
+        "algorithm.tis_floor": (
+            Computed(_correction, "algo.advantage.is_correction_threshold"),
+            Refused(
+                lambda run, value: value is not None and run.spec.algorithm.tis_clip is None,
+                "OpenRLHF has no lower bound alone; set algorithm.tis_clip, too",
+            ),
+        ),
+        "algorithm.tis_outside": Computed(_correction, "algo.advantage.is_correction_mode"),
         "algorithm.value_lr": Copied("critic.adam.lr"),
         "algorithm.value_clip": (Copied("critic.value_clip"), entries.VALUES_ON_TOKENS),
         "optimizer.lr": Copied("actor.adam.lr"),

@@ -27,6 +27,7 @@ RECORDED = {
     "lr": "actor_lr",
     "kl": "kl",
     "clip_fraction": "ppo_clip_ratio",
+    "tis_fraction": "is_filter_ratio",
     "value_loss": "critic_loss",
     "value_grad_norm": "critic_grad_norm",
     "rollout_kl": "vllm_kl",

@@ -105,8 +105,11 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         """Return sampling parameters of this episode's own: OpenRLHF's are shared."""
         own = copy(params)
         own.top_k = self.settings.top_k
-        if row.temperature is not None:
-            own.temperature = row.temperature
+        own.min_p = self.settings.min_p
+        own.repetition_penalty = self.settings.repetition_penalty
+        if row.sampling is not None:
+            for name, value in {**row.sampling.engine, "repetition_penalty": 1.0}.items():
+                setattr(own, name, value)
         if own.logprobs is None:
             own.logprobs = 0  # that of the sampled token, for comparison with the trainer's
         return own

@@ -23,6 +23,8 @@ NEED_HOOK = ("advantage", "task_order", "record_dir")
 """Settings that need the worker hook, unless they have their default."""
 DEFAULT_CLIP_RANGE = (-10, 10)
 """OpenRLHF's default of `--reward.clip_range`."""
+LORA = "OpenRLHF sends vLLM the weights of adapters unmerged, by names that vLLM does not know"
+"""Why low-rank adapters are refused."""
 ONE_ROW = "it makes several training rows of an episode, but OpenRLHF knows one row per episode"
 """Why contexts other than 'chat' are refused, and taking thinking out of later prompts."""
 
@@ -40,6 +42,18 @@ class Settings(DatasetSettings):
         -1,
         least=1,
         special=-1,
+    )
+    min_p: float = setting(
+        "leave out candidates less likely than `min_p` times the likeliest, in training",
+        0.0,
+        least=0,
+        most=1,
+    )
+    repetition_penalty: float = setting(
+        "divides logits of tokens that the conversation has already (multiplies negative ones), in "
+        "training",
+        1.0,
+        above=0,
     )
 
     def check(self, prefix: str = "gem.") -> None:
@@ -115,8 +129,7 @@ def check_flags(args: Any, settings: Settings) -> None:
     """
     settings.budget(args.data.max_len, args.rollout.max_new_tokens)
     rank = args.ds.lora.rank
-    lora = "OpenRLHF sends vLLM the weights of adapters unmerged, by names that it does not know"
-    refuse_values({"lora.rank": rank}, [("lora.rank", rank > 0, f"{lora}; set it to 0")], "--ds.")
+    refuse_values({"lora.rank": rank}, [("lora.rank", rank > 0, f"{LORA}; set it to 0")], "--ds.")
     _check_batches(args)
     if settings.record_dir is not None:
         if not args.logger.tensorboard_dir:

@@ -138,7 +138,7 @@ def _weighs_exactly(run: Run) -> bool:
     """Return whether RL2 weighs tokens as the reference does."""
     algorithm, sampling = run.spec.algorithm, run.spec.sampling
     once = algorithm.epochs * algorithm.minibatches == 1 and not algorithm.kl_coef
-    return once and sampling.top_k == -1 and sampling.top_p == 1
+    return once and sampling.whole
 
 
 def _both(name: str) -> tuple[str, str]:
@@ -169,6 +169,8 @@ TABLE = Table(
         "sampling.temperature": Copied(f"{_SAMPLING}.temperature"),
         "sampling.top_p": Copied(f"+{_SAMPLING}.top_p"),
         "sampling.top_k": Copied(f"+{_SAMPLING}.top_k"),
+        "sampling.min_p": Copied(f"+{_SAMPLING}.min_p"),
+        "sampling.repetition_penalty": Fixed(1.0, "SGLang takes the value and penalises nothing"),
         "algorithm.advantage": Computed(
             lambda run: {
                 "+gem.advantage": run.spec.algorithm.advantage,
@@ -208,10 +210,22 @@ TABLE = Table(
             Copied("actor.tis_coef"),
             Refused(
                 lambda run, value: value is not None and not _weighs_exactly(run),
-                "RL2 weighs with the latest probabilities, SGLang's being those before top-k and "
-                "top-p: that is the same for one optimiser step without a KL penalty, of "
-                "unrestricted samples; leave it out",
+                "RL2 weighs with the latest probabilities, SGLang's being those before it "
+                "leaves tokens out: that is the same for one optimiser step without a KL penalty, "
+                "of unrestricted samples; leave it out",
             ),
+        ),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": (
+            # RL2 trains the policy from this step on, and counts from 1.
+            Computed(
+                lambda run: {
+                    "actor.freeze_steps": run.spec.algorithm.critic_warmup
+                    + (run.spec.algorithm.critic_warmup > 0)
+                },
+                "actor.freeze_steps",
+            ),
+            entries.SCHEDULED_LATE,
         ),
         "algorithm.value_lr": Copied("critic.lr"),
         "algorithm.value_clip": (Copied("critic.clip"), entries.VALUES_ON_TOKENS),
@@ -225,6 +239,7 @@ TABLE = Table(
         "optimizer.eps": Copied("+gem.adam_eps"),
         "optimizer.weight_decay": Copied(_both("weight_decay")),
         "optimizer.grad_clip": Copied(_both("max_grad_norm")),
+        **entries.plain_correction("RL2"),
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,
         "training.iterations": Elsewhere(f"rows of {TRAIN_FILE}"),

@@ -75,8 +75,8 @@ class Rollouts:
         if self._chat is None:
             self._chat = settings.chat_format(tokenizer)
         chat = self._chat
-        if row.temperature is not None:
-            params = {**params, "temperature": row.temperature}
+        if row.sampling is not None:
+            params = {**params, **row.sampling.engine}
         limit = aiohttp.ClientTimeout(total=settings.request_timeout_s)
         async with self._places, aiohttp.ClientSession(timeout=limit) as session:
             sampler = SglangSampler(

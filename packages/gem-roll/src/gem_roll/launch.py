@@ -85,10 +85,11 @@ def _config(run: Run, settings: Mapping[str, Any]) -> str:
             table = table.setdefault(each, {})
         table[name] = value
     train = tree["custom_envs"]["train"]
-    for source in run.spec.evaluations:
+    for part in run.spec.eval:
+        source = part.source
         first = source.tasks[0]
         tasks = {"env_type": first.env_id, "env_config": dict(first.params)}
-        own = {"first_seed": first.seed, "temperature": source.temperature, "tasks": None}
+        own = {"first_seed": first.seed, "temperature": part.temperature, "tasks": None}
         tree["custom_envs"][f"eval:{source.name}"] = {
             **train,
             **tasks,
@@ -195,6 +196,10 @@ TABLE = Table(
             "not at the end",
             lambda spec: spec.training.iterations % spec.eval_every == 0,
         ),
+        **{
+            f"eval.{name}": Fixed(usual, "an evaluation has a temperature of its own only")
+            for name, usual in {"samples": 1, "top_p": 1.0, "top_k": -1, "min_p": 0.0}.items()
+        },
         **_GEM,
         "name": Copied("exp_name"),
         "seed": (
@@ -238,6 +243,8 @@ TABLE = Table(
         "algorithm.kl_in": Fixed("loss", "ROLL, as it is compiled, has the penalty in the loss"),
         "algorithm.entropy_coef": Copied("entropy_loss_coef"),
         "algorithm.tis_clip": Fixed(None, "ROLL's train_infer_correction is not compiled"),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": Fixed(0, "ROLL's critic_warmup was never tried here"),
         "algorithm.value_lr": Copied("critic.training_args.learning_rate"),
         "algorithm.value_clip": (Copied("value_clip"), entries.VALUES_ON_TOKENS),
         "optimizer.lr": Copied(f"{_TRAINING}.learning_rate"),
@@ -248,6 +255,8 @@ TABLE = Table(
         "optimizer.eps": Fixed(1e-8, "ROLL's AdamW has 1e-8, and no key"),
         "optimizer.weight_decay": Copied(f"{_TRAINING}.weight_decay"),
         "optimizer.grad_clip": Copied("max_grad_norm"),
+        **entries.ALL_CANDIDATES,
+        **entries.plain_correction("ROLL, as it is compiled,"),
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("max_steps"),

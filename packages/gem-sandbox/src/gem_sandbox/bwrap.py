@@ -71,11 +71,7 @@ class BwrapRunner(Runner):
         if servers is None:
             servers = min(8, os.cpu_count() or 1)
         self.servers = integer("servers", servers, 1, _MOST_SERVERS)
-        if sys.platform != "linux" or shutil.which("bwrap") is None:
-            raise ConfigurationError(
-                "the bwrap runner needs Linux and bubblewrap, and `bwrap` is not on the PATH; "
-                f"install it: {INSTALL}"
-            )
+        _find_bwrap(os.environ.get("PATH"))
         self.modules = names("modules", modules)
         self.distributions = optional(names, "distributions", distributions)
         if distributions is not None or self.modules != MODULES:
@@ -113,6 +109,16 @@ class BwrapRunner(Runner):
     def pids(self) -> list[int]:
         """Return the process ids of the running sandboxes."""
         return self._pool().pids()
+
+
+@functools.lru_cache(maxsize=1)
+def _find_bwrap(path: str | None) -> None:
+    """Look for bubblewrap once for a PATH; raise ConfigurationError if it is not there."""
+    if sys.platform != "linux" or shutil.which("bwrap", path=path) is None:
+        raise ConfigurationError(
+            "the bwrap runner needs Linux and bubblewrap, and `bwrap` is not on the PATH; "
+            f"install it: {INSTALL}"
+        )
 
 
 def _level(source: bytes, modules: tuple[str, ...]) -> int:

@@ -133,7 +133,7 @@ def _model(run: Run) -> dict[str, Any]:
 def _temperature(run: Run) -> dict[str, Any]:
     sampling = run.spec.sampling
     found: dict[str, Any] = {f"{_SAMPLING}.temperature": sampling.temperature}
-    if sampling.temperature != 1.0 and (sampling.top_p, sampling.top_k) == (1.0, -1):
+    if sampling.temperature != 1.0 and sampling.whole:
         # Else vLLM reports log-probabilities of temperature 1.
         found[f"{_ENGINE}.engine_init_kwargs.logprobs_mode"] = "processed_logprobs"
     return found
@@ -282,6 +282,8 @@ TABLE = Table(
         "sampling.temperature": Computed(_temperature, f"{_SAMPLING}.temperature"),
         "sampling.top_p": Copied(f"{_SAMPLING}.top_p"),
         "sampling.top_k": Copied(f"{_SAMPLING}.top_k"),
+        "sampling.min_p": Copied(f"{_SAMPLING}.min_p"),
+        "sampling.repetition_penalty": Fixed(1.0, "SkyRL has the setting, and no engine gets it"),
         "algorithm.advantage": (
             Copied("gem.advantage"),
             Refused(
@@ -291,7 +293,12 @@ TABLE = Table(
         ),
         "algorithm.gamma": Copied(f"{_ALGORITHM}.gamma"),
         "algorithm.lam": Copied(f"{_ALGORITHM}.lambd"),
-        "algorithm.loss": Computed(_loss, f"{_ALGORITHM}.policy_loss_type"),
+        "algorithm.loss": (
+            Computed(_loss, f"{_ALGORITHM}.policy_loss_type"),
+            Refused(lambda run, value: value == "sapo", "SkyRL's was never compared here"),
+        ),
+        "algorithm.sapo_positive": Elsewhere("SAPO only"),
+        "algorithm.sapo_negative": Elsewhere("SAPO only"),
         "algorithm.ratio": (
             Computed(_loss, f"{_ALGORITHM}.policy_loss_type"),
             Refused(
@@ -350,12 +357,16 @@ TABLE = Table(
                 lambda run, value: (
                     value is not None
                     and run.spec.sampling.temperature != 1.0
-                    and (run.spec.sampling.top_p, run.spec.sampling.top_k) != (1.0, -1)
+                    and not run.spec.sampling.whole
                 ),
                 "SkyRL's engine and trainer would report log-probabilities of different "
-                "distributions; set sampling.temperature to 1, or top_p to 1 and top_k to -1",
+                "distributions; set sampling.temperature to 1, or leave no token out and penalise "
+                "none",
             ),
         ),
+        **entries.plain_correction("SkyRL, as it is compiled,"),
+        **entries.FIXED_REFERENCE,
+        "algorithm.critic_warmup": Fixed(0, "SkyRL trains the policy from the first batch on"),
         "algorithm.value_lr": Copied("trainer.critic.optimizer_config.lr"),
         "algorithm.value_clip": (
             Copied(f"{_ALGORITHM}.value_clip"),

@@ -167,8 +167,8 @@ class GemGenerator(GeneratorInterface):  # type: ignore[misc]
         settings, plays = self.settings, []
         for row, key in zip(rows, keys, strict=True):
             params = {name: sampling[name] for name in _SAMPLING if name in sampling}
-            if row.temperature is not None:
-                params["temperature"] = row.temperature
+            if row.sampling is not None:
+                params |= row.sampling.engine
             seed = None
             if settings.seed is not None:
                 seed = (settings.seed, row.task.seed, row.number, *key)

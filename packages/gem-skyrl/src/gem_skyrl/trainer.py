@@ -158,7 +158,7 @@ class _GemTrainer:
             vllm_metrics_scraper.resume()
         rows, sampling = self.eval_dataset.rows, self.cfg.generator.sampling_params
         given = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
-        # A row has its own temperature; without one it is sampled as in training.
+        # A row has its own sampling; without one it is sampled as in training.
         given["temperature"] = sampling.temperature
         episodes = await self.generator.play(rows, [(self.global_step, 0)] * len(rows), given)
         if vllm_metrics_scraper is not None:

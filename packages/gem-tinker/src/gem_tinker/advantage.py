@@ -95,8 +95,8 @@ def batch_rows(
     per_turn, _ = turn_advantages(
         config.advantage, episodes, config, gamma=config.gamma, trained=trained
     )
-    counted = trained or [True] * len(episodes)
-    rows = [row for row in placed_rows(episodes, Row) if row.sampled and counted[row.episode]]
+    in_loss = config.in_loss(episodes, trained)
+    rows = [row for row in placed_rows(episodes, Row) if row.sampled and in_loss[row.episode]]
     for row in rows:
         row.advantages = np.asarray(row.tokens.spread(per_turn[row.episode]), np.float32)
     return rows, per_turn

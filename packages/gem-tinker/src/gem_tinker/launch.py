@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gem_tinker import SUPPORTED_TINKER, check_tinker
-from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
+from gem_tinker.settings import NO_CRITIC, NO_MIN_P, TEMPERATURE, Config
 from gem_train import entries, platforms
 from gem_train.checkpoints import CHECKPOINTS
 from gem_train.launch import Adapter, Launch
@@ -98,6 +98,7 @@ TABLE = Table(
         **namesakes(Config),
         **entries.tasks(Computed(lambda run: {"train": run.spec.task_set.uri}, "train")),
         **entries.evaluations(Computed(_evaluations, "eval, eval_every")),
+        "eval.min_p": Fixed(0.0, NO_MIN_P),
         "name": Elsewhere("in run.json"),
         "seed": (Copied(("seed", "lora_seed")), entries.seeds()),
         "policy.lora_rank": (
@@ -130,16 +131,16 @@ TABLE = Table(
         ),
         "algorithm.lam": _GAE,
         **entries.plain_loss("Tinker", without=("loss", "clip_high")),
-        "algorithm.loss": Copied("loss_fn"),
+        "algorithm.loss": (
+            Copied("loss_fn"),
+            Refused(lambda run, value: value == "sapo", "no server has this loss"),
+        ),
         "algorithm.kl_in": Elsewhere("no KL penalty"),
         "algorithm.kl_estimator": Elsewhere("no KL penalty"),
         "algorithm.clip": (
             Copied("clip"),
             Departs(
-                lambda run, value: (
-                    run.spec.sampling.top_k > 1
-                    or (run.spec.sampling.top_p < 1 and run.spec.sampling.top_k != 1)
-                ),
+                lambda run, value: not run.spec.sampling.whole and run.spec.sampling.top_k != 1,
                 "ratios are to the sampler's log-probabilities, not to recomputed ones",
             ),
         ),
@@ -149,16 +150,19 @@ TABLE = Table(
         "algorithm.kl_coef": Fixed(0, _TERMS),
         "algorithm.entropy_coef": Fixed(0, _TERMS),
         "algorithm.tis_clip": Fixed(None, "the server's losses have no such weight"),
-        "algorithm.value_lr": _GAE,
-        "algorithm.value_clip": _GAE,
+        **entries.FIXED_REFERENCE,
+        **entries.NO_CRITIC,
         "optimizer.lr": Copied("lr", "AdamParams"),
         "optimizer.type": Fixed("adamw", "AdamParams"),
         **{f"optimizer.{name}": _adam(name) for name in _ADAM},
+        **entries.ALL_CANDIDATES,
+        **entries.plain_correction("Tinker"),
         **entries.SYNCHRONOUS,
         "training.extra_batches": (
             Copied("extra_batches"),
             entries.without_schedule("the tasks of extra batches are places in a task set"),
         ),
+        "training.mask_overlong": Copied("mask_overlong"),
         "training.group_size": (Copied("group_size"), entries.GROUPED),
         "training.precision": (
             Elsewhere("of the model's files, on gem-cpu's server"),

@@ -9,6 +9,7 @@ from functools import partial
 from gem.tables import assignments, filled, setting
 from gem_train import settings
 from gem_train.experiment import tasksets
+from gem_train.experiment.filtering import Filtering
 from gem_train.experiment.losses import AGGREGATIONS
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem_train.experiment.schedule import Schedule
@@ -24,12 +25,13 @@ FREE += ("restarts", "executor", "retries", "sample_retries", "request_timeout_s
 """Keys that may differ where a run goes on."""
 
 NO_CRITIC = "a Tinker server has no value head for a critic"
+NO_MIN_P = "a Tinker server's sampler has no min_p"
 TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
 """Why settings are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(settings.Settings, Schedule):
+class Config(settings.Settings, Schedule, Filtering):
     """A direct run: `Settings`, which says how episodes are played, and the rest."""
 
     model: str = setting("base model, by the name the server knows it by", check=filled)
@@ -42,13 +44,6 @@ class Config(settings.Settings, Schedule):
     tasks: int = setting("different tasks in a batch", 16, least=1)
     """Iteration k plays the seeds `seed + k * tasks` and following."""
     group_size: int = setting("episodes of each task", 8, least=1)
-    extra_batches: int | None = setting(
-        "further batches that are played, if need be, in the place of groups with one return; by "
-        "default all groups are trained on",
-        None,
-        least=0,
-    )
-    """See `gem_train.experiment.filtering`."""
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     response_tokens: int = setting("most tokens appended to a fresh prompt", 4096, least=1)
     temperature: float = setting("1, or 0 for greedy: the losses know no other", 1.0, least=0)
@@ -105,7 +100,8 @@ class Config(settings.Settings, Schedule):
         )
         settings.refuse_values(vars(self), found, prefix)
         settings.check_group_size(self.advantage, "group_size", self.group_size)
-        self.sources()
+        least = [source.sampling.min_p for source in self.sources() if source.sampling]
+        settings.refuse_values(vars(self), [("eval", any(least), NO_MIN_P)], prefix)
 
     def learning_rate(self, iteration: int, number: int) -> float:
         """Return the learning rate of an update.

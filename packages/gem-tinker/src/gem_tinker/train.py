@@ -35,6 +35,7 @@ from gem_train.checkpoints import Checkpoint, Checkpoints
 from gem_train.ending import to_the_end
 from gem_train.experiment.filtering import filtered
 from gem_train.experiment.metrics import show, update_metrics
+from gem_train.experiment.tasksets import EvalSampling
 from gem_train.recording import Report, RunRecording
 
 
@@ -182,8 +183,10 @@ class Run:
 
     async def _evaluate(self, iteration: int, sampler: Any) -> None:
         for source in self.config.sources():
-            drawn = Sampling(1.0 if source.temperature is None else source.temperature)
-            episodes, times = await self._play(iteration, sampler, source.tasks, drawn, 1)
+            how = source.sampling or EvalSampling()
+            drawn = Sampling(how.temperature, how.top_p, how.top_k)
+            # Episodes of a task differ in their places, which their seeds are made of.
+            episodes, times = await self._play(iteration, sampler, source.plays, drawn, 1)
             self.recording.write_evaluation(iteration, source.name, episodes, metrics=times)
 
     async def _update(self, rows: Sequence[Row], iteration: int) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from gem.multi import agents, all_seats
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.tasksets import EvalSampling
 from gem_train.table import (
     Departs,
     Elsewhere,
@@ -50,10 +51,32 @@ SYNCHRONOUS: Part = {
 }
 """Of a trainer, or an adapter, that samples and trains in turn."""
 
-PLAYED_ONCE: Part = {
-    "training.extra_batches": Fixed(None, "an iteration has the tasks that the trainer gives it")
+FIXED_REFERENCE: Part = {
+    "algorithm.kl_reset": Fixed(None, "the penalty is to the initial policy"),
 }
-"""Of a trainer, or an adapter, that trains on all groups that it plays."""
+"""Of a trainer, or an adapter, whose KL penalty always has the same reference."""
+
+NO_CRITIC: Part = {
+    "algorithm.value_lr": Elsewhere("gae only"),
+    "algorithm.value_clip": Elsewhere("gae only"),
+    "algorithm.critic_warmup": Elsewhere("gae only"),
+}
+"""Of a trainer without a critic."""
+
+SCHEDULED_LATE = Refused(
+    lambda run, value: (
+        value > 0 and (run.spec.optimizer.schedule != "constant" or run.spec.optimizer.warmup > 0)
+    ),
+    "the policy's learning rate would begin its schedule after the critic's warm-up; set "
+    "optimizer.schedule to 'constant' and optimizer.warmup to 0",
+)
+"""Of a trainer whose schedule counts updates of the policy; beside `algorithm.critic_warmup`."""
+
+PLAYED_ONCE: Part = {
+    "training.extra_batches": Fixed(None, "an iteration has the tasks that the trainer gives it"),
+    "training.mask_overlong": Fixed(False, "the rows of all valid episodes are trained on"),
+}
+"""Of a trainer, or an adapter, that trains on all episodes that it plays."""
 
 CONSTANT_RATE: Part = {
     "optimizer.schedule": Fixed("constant", "schedules are not compiled for this trainer"),
@@ -74,6 +97,12 @@ WHOLE_STEPS = Refused(
     "ranks",
 )
 """Of a trainer that divides the episodes of a step among ranks; beside `algorithm.minibatches`."""
+
+ALL_CANDIDATES: Part = {
+    "sampling.min_p": Fixed(0.0, "the sampler has no min-p"),
+    "sampling.repetition_penalty": Fixed(1.0, "the sampler has no repetition penalty"),
+}
+"""Of a trainer, or an adapter, whose sampler has neither."""
 
 GROUPED = Refused(
     lambda run, value: run.spec.algorithm.estimator.compares == "group" and value < 2,
@@ -127,7 +156,7 @@ def evaluations(
         when: Whether that matters to a spec; by default to every one.
         every: How their interval gets there; by default as they do.
     """
-    named = ("name", "id", "params", "seed", "episodes", "temperature")
+    named = ("name", "id", "params", "seed", "episodes", "samples", *EvalSampling().engine)
     together = "everything is evaluated at once: every {run.spec.eval_every} iterations"
     late = Departs(lambda run, value: bool(missed) and when(run.spec), f"{together}, but {missed}")
     often = Departs(lambda run, value: value != run.spec.eval_every, together)
@@ -222,8 +251,35 @@ def plain_loss(trainer: str, *, without: Collection[str] = ()) -> Part:
         "clip_high": Fixed(None, f"{trainer} has one clip range"),
         "dual_clip": Fixed(None, f"{trainer} has no second clip"),
         "ratio": Fixed("token", f"{trainer} has ratios of tokens only"),
+        "sapo_positive": Elsewhere("SAPO only"),
+        "sapo_negative": Elsewhere("SAPO only"),
     }
     return {f"algorithm.{key}": entry for key, entry in found.items() if key not in without}
+
+
+def plain_correction(trainer: str, *, without: Collection[str] = ()) -> Part:
+    """Return the entries of a trainer that at most truncates weights of tokens (`tis_clip`).
+
+    Args:
+        trainer: Its name.
+        without: Keys of `algorithm` that the trainer's table has itself.
+    """
+    found: Part = {
+        "tis_floor": Fixed(None, f"{trainer} has no lower bound of the weights"),
+        "tis_level": Fixed("token", f"{trainer} has no weights of sequences"),
+        "tis_outside": Fixed("clip", f"{trainer} has no masked importance sampling"),
+        "reject_low": Fixed(None, f"{trainer} rejects nothing so that means still count it"),
+        "reject_high": Fixed(None, f"{trainer} rejects nothing so that means still count it"),
+        "reject_level": Elsewhere("no rejection"),
+    }
+    return {f"algorithm.{key}": entry for key, entry in found.items() if key not in without}
+
+
+MEANS_OF_ROWS = Refused(
+    lambda run, value: run.spec.algorithm.loss == "sapo" and value != "row-mean-token-mean",
+    "the trainer's 'sapo' is a mean of rows' means; set it to 'row-mean-token-mean'",
+)
+"""Beside `algorithm.loss_aggregation`, of a trainer that adds SAPO up in one way only."""
 
 
 def constant_in_rows(trainer: str) -> tuple[Refused, Refused]:
@@ -245,8 +301,8 @@ def constant_in_rows(trainer: str) -> tuple[Refused, Refused]:
             "the ratio 'token'",
         ),
         Refused(
-            lambda run, value: value == "sequence" and run.spec.algorithm.tis_clip is not None,
-            f"{trainer} corrects the ratio of tokens only; leave algorithm.tis_clip out",
+            lambda run, value: value == "sequence" and run.spec.algorithm.weighs,
+            f"{trainer} corrects the ratio of tokens only; leave algorithm.tis_* out",
         ),
     )
 

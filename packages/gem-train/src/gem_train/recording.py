@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from gem.trajectory import Failure
 from gem_train.ending import to_the_end
-from gem_train.experiment.metrics import episode_metrics
+from gem_train.experiment.metrics import episode_metrics, sampled_metrics
 from gem_train.packed import Played, Selection
 from gem_train.record import METRICS, RUN, Recorder, TrainedRow, read_run
 from gem_train.resuming import check_same
@@ -210,7 +210,8 @@ class RunRecording:
         Raises:
             RecordError: It cannot be written.
         """
-        found = _measured(episode_metrics(trajectories, info=self._info), metrics)
+        known = episode_metrics(trajectories, info=self._info) | sampled_metrics(trajectories)
+        found = _measured(known, metrics)
         self._write(iteration, f"eval:{name}", found, self._part(found, trajectories))
         return found
 

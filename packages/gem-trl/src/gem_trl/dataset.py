@@ -28,7 +28,8 @@ def eval_datasets(*uris: str) -> dict[str, Dataset]:
 
     Args:
         uris: As for `task_dataset`; `#name=..&temperature=..` may follow: the name in the metrics,
-            and a sampling temperature instead of the training's, 0 being greedy.
+            and a sampling temperature instead of the training's, 0 being greedy; further settings
+            are in `gem_train.experiment.tasksets.EvalSampling`, and `samples`.
 
     Raises:
         ConfigurationError: As `task_dataset`, or two evaluations have the same name.

@@ -47,13 +47,17 @@ def _top_k(run: Run) -> dict[str, Any]:
 
 
 def _correction(run: Run) -> dict[str, Any]:
-    most = run.spec.algorithm.tis_clip
-    chosen = {
-        "vllm_importance_sampling_correction": most is not None,
-        "vllm_importance_sampling_mode": "token_truncate",
-        f"{GEM}importance_sampling": most is not None,
+    algorithm = run.spec.algorithm
+    outside = {"clip": "truncate", "zero": "mask"}[algorithm.tis_outside]
+    chosen: dict[str, Any] = {
+        "vllm_importance_sampling_correction": algorithm.weighs,
+        "vllm_importance_sampling_mode": f"{algorithm.tis_level}_{outside}",
+        f"{GEM}importance_sampling": algorithm.weighs,
     }
-    return chosen if most is None else {**chosen, "vllm_importance_sampling_clip_max": most}
+    if algorithm.weighs:
+        chosen["vllm_importance_sampling_clip_max"] = algorithm.tis_clip
+        chosen["vllm_importance_sampling_clip_min"] = algorithm.tis_floor
+    return chosen
 
 
 _LOSS_TYPES = {
@@ -64,12 +68,23 @@ _LOSS_TYPES = {
 }
 """TRL's `loss_type` of the clipped surrogate."""
 
+_FILLED_UP = Refused(
+    lambda run, value: (
+        value not in (None, False)
+        and run.spec.algorithm.loss_aggregation in _LOSS_TYPES
+        and run.spec.algorithm.loss_aggregation != "token-mean"
+    ),
+    "rows without tokens fill up TRL's batch and would count in a mean of rows; choose the "
+    "loss_aggregation 'token-mean'",
+)
+
 
 def _loss(run: Run) -> dict[str, Any]:
     algorithm = run.spec.algorithm
     cispo, highest = algorithm.loss == "cispo", algorithm.highest
+    surrogate = _LOSS_TYPES[algorithm.loss_aggregation]
     return {
-        "loss_type": "cispo" if cispo else _LOSS_TYPES[algorithm.loss_aggregation],
+        "loss_type": surrogate if algorithm.loss == "ppo" else algorithm.loss,
         # CISPO's is the largest weight itself.
         "epsilon_high": 1 + highest if cispo else highest,
     }
@@ -111,7 +126,7 @@ def _pass_rows(run: Run) -> dict[str, Any]:
 
 
 def _uncorrected(run: Run) -> Iterator[Parity]:
-    if run.spec.algorithm.tis_clip is None:
+    if not run.spec.algorithm.weighs:
         how = "off, although on by default in TRL where vLLM samples"
         yield Parity("vllm_importance_sampling_correction", "matched", how)
 
@@ -150,6 +165,15 @@ TABLE = Table(
         "sampling.temperature": Copied("temperature"),
         "sampling.top_p": Copied("top_p"),
         "sampling.top_k": Computed(_top_k, "top_k"),
+        "sampling.min_p": Computed(lambda run: {"min_p": run.spec.sampling.min_p or None}, "min_p"),
+        "sampling.repetition_penalty": (
+            Copied("repetition_penalty"),
+            Departs(
+                lambda run, value: value != 1,
+                "where TRL's own model samples, not vLLM, the token that it pads with counts as "
+                "one of the conversation",
+            ),
+        ),
         "algorithm.advantage": (
             Copied(f"{GEM}advantage"),
             Refused(lambda run, value: run.critic, NO_CRITIC),
@@ -157,6 +181,8 @@ TABLE = Table(
         "algorithm.gamma": Copied(f"{GEM}gamma"),
         "algorithm.lam": Elsewhere("gae only"),
         "algorithm.loss": Computed(_loss, "loss_type"),
+        "algorithm.sapo_positive": Copied("sapo_temperature_pos"),
+        "algorithm.sapo_negative": Copied("sapo_temperature_neg"),
         "algorithm.clip": Copied("epsilon"),
         "algorithm.clip_high": Computed(_loss, "epsilon_high"),
         "algorithm.dual_clip": Copied("delta"),
@@ -175,6 +201,7 @@ TABLE = Table(
         "algorithm.loss_aggregation": (
             Computed(_loss, "loss_type"),
             entries.aggregations("TRL", _LOSS_TYPES),
+            entries.MEANS_OF_ROWS,
             Refused(
                 lambda run, value: run.spec.algorithm.loss == "cispo" and value != "token-mean",
                 "TRL's 'cispo' is a mean over tokens; set it to 'token-mean'",
@@ -209,9 +236,17 @@ TABLE = Table(
                 "the bonus is a mean of the forward passes' means, not of the tokens",
             ),
         ),
+        **entries.plain_correction("TRL", without=("tis_floor", "tis_level", "tis_outside")),
         "algorithm.tis_clip": Computed(_correction, "vllm_importance_sampling_clip_max"),
-        "algorithm.value_lr": Elsewhere("gae only"),
-        "algorithm.value_clip": Elsewhere("gae only"),
+        "algorithm.tis_floor": Computed(_correction, "vllm_importance_sampling_clip_min"),
+        "algorithm.tis_level": Computed(_correction, "vllm_importance_sampling_mode"),
+        "algorithm.tis_outside": Computed(_correction, "vllm_importance_sampling_mode"),
+        "algorithm.kl_reset": Fixed(
+            None,
+            "TRL's checkpoints hold no reference model (sync_ref_model): a resumed run would go "
+            "back to the first one",
+        ),
+        **entries.NO_CRITIC,
         "optimizer.lr": Copied("learning_rate"),
         "optimizer.type": Fixed("adamw", "optim=adamw_torch"),
         "optimizer.schedule": Computed(_schedule, "lr_scheduler_type"),
@@ -229,16 +264,9 @@ TABLE = Table(
         "training.extra_batches": (
             Copied(f"{GEM}extra_batches"),
             entries.without_schedule("the tasks of extra batches are rows of a dataset"),
-            Refused(
-                lambda run, value: (
-                    value is not None
-                    and run.spec.algorithm.loss_aggregation in _LOSS_TYPES
-                    and run.spec.algorithm.loss_aggregation != "token-mean"
-                ),
-                "rows without tokens fill up TRL's batch and would count in a mean of rows; choose "
-                "the loss_aggregation 'token-mean'",
-            ),
+            _FILLED_UP,
         ),
+        "training.mask_overlong": (Copied(f"{GEM}mask_overlong"), _FILLED_UP),
         "training.iterations": Computed(_iterations, "max_steps"),
         "training.tasks": (
             Elsewhere("steps_per_generation"),
@@ -298,9 +326,9 @@ def check_correction(spec: RunSpec, vllm: object) -> None:
     Raises:
         ConfigurationError: The message names the key.
     """
-    most = spec.algorithm.tis_clip
-    refused = ("algorithm.tis_clip", most is not None and not vllm, OWN)
-    refuse_values({"algorithm.tis_clip": most}, [refused])
+    bounds = {f"algorithm.{key}": getattr(spec.algorithm, key) for key in ("tis_clip", "tis_floor")}
+    refused = [(key, value is not None and not vllm, OWN) for key, value in bounds.items()]
+    refuse_values(bounds, refused)
 
 
 def _alone(spec: RunSpec, folder: Path) -> Run:

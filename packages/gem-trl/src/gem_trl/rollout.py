@@ -1,4 +1,4 @@
-"""TRL's engines at other temperatures, and its columns of what was played."""
+"""TRL's engines with other sampling, and its columns of what was played."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gem.trajectory import TrainingRow, Trajectory
+from gem_train.experiment.tasksets import EvalSampling
 from gem_train.seams import replaced
 
 
 @contextmanager
-def sampling_at(trainer: Any, temperature: float | None) -> Iterator[None]:
-    """Sample at another temperature for a while, from all candidates; 0 is greedy.
+def sampling_at(trainer: Any, sampling: EvalSampling | None) -> Iterator[None]:
+    """Sample otherwise for a while, without a repetition penalty; the temperature 0 is greedy.
 
     Args:
         trainer: A GRPOTrainer.
-        temperature: None changes nothing.
+        sampling: None changes nothing.
     """
     with ExitStack() as stack:
-        if temperature is not None:
-            greedy = temperature == 0
+        if sampling is not None:
+            greedy = sampling.temperature == 0
             changes = {
-                "temperature": 1.0 if greedy else temperature,
-                "top_k": 1 if greedy else 0,
-                "top_p": 1.0,
-                "min_p": None,
+                "temperature": sampling.temperature or 1.0,
+                "top_k": 1 if greedy else max(sampling.top_k, 0),
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p or None,
+                "repetition_penalty": 1.0,
             }
             engine = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
             for name, value in changes.items():
@@ -43,7 +45,10 @@ def training_row(trajectory: Trajectory) -> TrainingRow | None:
 
 
 def columns(
-    trajectories: Sequence[Trajectory], stop_id: int, trained: Sequence[bool]
+    trajectories: Sequence[Trajectory],
+    stop_id: int,
+    trained: Sequence[bool],
+    in_loss: Sequence[bool] | None = None,
 ) -> dict[str, list[Any] | None]:
     """Return what TRL takes from a rollout, an entry an episode.
 
@@ -51,16 +56,20 @@ def columns(
         trajectories: The episodes of this process, in the order of the prompts.
         stop_id: The one token, not trained on, of a row without anything to train on; TRL cannot
             do without.
-        trained: Whether each is trained on.
+        trained: Whether each counts in TRL's statistics.
+        in_loss: Whether the row of each is in the loss; by default of those that count.
     """
     empty = TrainingRow([stop_id], [stop_id], [0], [0.0], [])
-    pairs = list(zip(trajectories, trained, strict=True))
-    rows = [(training_row(trajectory) if counts else None) or empty for trajectory, counts in pairs]
+    shown = zip(trajectories, in_loss or trained, strict=True)
+    rows = [(training_row(trajectory) if counts else None) or empty for trajectory, counts in shown]
     logprobs = [row.logprobs for row in rows]
     return {
         "prompt_ids": [row.prompt_ids for row in rows],
         "completion_ids": [row.response_ids for row in rows],
         "logprobs": None if any(known is None for known in logprobs) else logprobs,
         "env_mask": [row.mask for row in rows],
-        "episode_return": [t.total_reward if t.valid and counts else None for t, counts in pairs],
+        "episode_return": [
+            t.total_reward if t.valid and counts else None
+            for t, counts in zip(trajectories, trained, strict=True)
+        ],
     }

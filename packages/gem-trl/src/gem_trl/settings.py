@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from gem.tables import setting
+from gem_train.experiment.filtering import Filtering
 from gem_train.settings import Settings, check_group_size, check_offered, refuse_values
 
 NO_CRITIC = "TRL's GRPOTrainer has no critic"
@@ -14,8 +15,12 @@ ONE_ROW = "TRL's batches have one row per episode, it makes several"
 
 
 @dataclass(frozen=True)
-class GemSettings(Settings):
-    """How episodes are played, and what becomes of their rewards."""
+class GemSettings(Settings, Filtering):
+    """How episodes are played, and what becomes of their rewards.
+
+    With `extra_batches` = k the dataset to train on has `k + 1` parts of one size; further batches
+    are in the later ones, which training must not reach.
+    """
 
     advantage: str = setting(
         "name of an estimator that needs no critic",
@@ -28,14 +33,6 @@ class GemSettings(Settings):
         None,
         least=1,
     )
-    extra_batches: int | None = setting(
-        "further batches that are played, if need be, in the place of groups with one return; by "
-        "default all groups are trained on",
-        None,
-        least=0,
-    )
-    """See `gem_train.experiment.filtering`. With k of them the dataset to train on has `k + 1`
-    parts of one size; further batches are in the later ones, which training must not reach."""
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     response_tokens: int = setting("most tokens appended to a fresh prompt", 4096, least=1)
     importance_sampling: bool = setting(

@@ -165,7 +165,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Play this process's episodes; see TRL's `rollout_func`.
 
         Raises:
-            ConfigurationError: The dataset is not of `gem_trl.dataset`, or mixes temperatures.
+            ConfigurationError: The dataset is not of `gem_trl.dataset`, or mixes samplings.
             RolloutError: Too many episodes of the batch failed.
         """
         began = time.perf_counter()
@@ -177,7 +177,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         engine = Lockstep(sample, frozenset(self.eos_token_ids), most)
         stop_id = min(self._chat.stop_ids)
-        with sampling_at(self, rows[0].temperature):
+        with sampling_at(self, rows[0].sampling):
             if evaluation is None and self.gem.extra_batches is not None:
                 batch = self._filtered(engine, rows)
             else:
@@ -196,9 +196,12 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             gamma=self.gem.gamma,
             trained=batch.trained,
         )
+        batch.in_loss = self.gem.in_loss(batch.episodes, batch.trained)
         batch.metrics["rollout_s"] = time.perf_counter() - began
         self._batch = batch
-        return columns(self._mine, stop_id, [batch.trained[i] for i in self._places(batch)])
+        mine = self._places(batch)
+        counted, in_loss = ([each[i] for i in mine] for each in (batch.trained, batch.in_loss))
+        return columns(self._mine, stop_id, counted, in_loss)
 
     def _played(self, engine: Lockstep, rows: Sequence[DatasetRow]) -> list[Trajectory]:
         return engine.play([partial(self._episode, row) for row in rows])
@@ -242,10 +245,10 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _evaluation(self, rows: Sequence[DatasetRow]) -> str | None:
         """Return the name of the evaluation that rows are of; None in training."""
-        found = {row.temperature for row in rows}
+        found = {row.sampling for row in rows}
         if len(found) > 1 or (self.model.training and found != {None}):
             raise ConfigurationError(
-                f"the rows of a batch ask for the temperatures {found}: in training it is "
+                f"the rows of a batch ask for the sampling {found}: in training it is "
                 "GRPOConfig's, and an evaluation has one (gem_trl.eval_datasets)"
             )
         return None if self.model.training else rows[0].evaluation or "eval"
@@ -271,7 +274,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         trained: list[list[TrainedRow]] = [[] for _ in self._mine]
         for place, trajectory in enumerate(self._mine):
             tokens = training_row(trajectory)
-            if tokens is None or not batch.trained[places[place]]:
+            if tokens is None or not batch.in_loss[places[place]]:
                 continue
             row, n = PlacedRow(place, tokens), len(tokens.response_ids)
             ids, mask = _tokens(output, place)
@@ -351,12 +354,14 @@ class _Batch:
 
     episodes: list[PackedTrajectory]
     trained: list[bool]
-    """Whether each is trained on."""
+    """Whether each is in the statistics (`gem_train.experiment.filtering`)."""
     rows: list[int]
     """Which episode each row of TRL's tensors is, of all processes."""
     metrics: dict[str, float] = field(default_factory=dict)
     advantages: PerTurn = field(default_factory=list)
     """`[episode][turn]`"""
+    in_loss: list[bool] = field(default_factory=list)
+    """Whether the row of each is in the loss."""
 
 
 def _tokens(output: dict[str, Any], place: int) -> tuple[list[int], list[int]]:

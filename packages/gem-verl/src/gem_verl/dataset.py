@@ -6,7 +6,8 @@
 The text is a `gem.tasks.TaskSet` URI; a list of URIs is played one after the other. With
 `data.shuffle=False` iteration k trains on the tasks `k * train_batch_size` and following. For
 validation, `#name=<metric name>&temperature=<t>` may follow a URI: the name takes the place of the
-environment id in verl's metrics, the temperature that of `val_kwargs.temperature`.
+environment id in verl's metrics, the temperature that of `val_kwargs.temperature`; then also
+`&top_p=<p>`, `&top_k=<k>`, `&min_p=<p>`. With `&samples=<n>` each task is played n times.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class GemDataset(Dataset[dict[str, Any]]):
         files = [data_files] if isinstance(data_files, str) else list(data_files)
         self.sources = [Source.parse(str(text)) for text in files]
         check(tasks := [task for source in self.sources for task in samples(source.tasks)])
-        total = sum(len(source.tasks) for source in self.sources)
+        total = sum(len(source.tasks) * source.samples for source in self.sources)
         self._n = total if max_samples < 0 else min(total, max_samples)
         if OmegaConf.is_config(config):
             check_config(config._get_root(), any(all_seats(task.params) for task in tasks))
@@ -77,5 +78,5 @@ class GemDataset(Dataset[dict[str, Any]]):
             "index": index,
             "data_source": source.name,
             "reward_model": {"style": "env", "ground_truth": ""},
-            "gem_task": encode_task(task, source.temperature),
+            "gem_task": encode_task(task, source.sampling),
         }

@@ -146,8 +146,8 @@ _KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 def _loss(run: Run) -> dict[str, Any]:
     algorithm = run.spec.algorithm
-    sequence = {"ppo": "gspo", "cispo": "cispo"}
-    token = {"ppo": "vanilla", "cispo": "cispo"}
+    sequence = {"ppo": "gspo", "cispo": "cispo", "sapo": "sapo"}
+    token = {"ppo": "vanilla", "cispo": "cispo", "sapo": "sapo"}
     names = sequence if algorithm.ratio == "sequence" else token
     return {f"{_ACTOR}.policy_loss.loss_mode": names[algorithm.loss]}
 
@@ -200,11 +200,52 @@ _ONCE = Departs(
 
 
 def _correction(run: Run) -> dict[str, Any]:
-    most = run.spec.algorithm.tis_clip
-    if most is None:
-        return {}
-    correction = "algorithm.rollout_correction"
-    return {f"{correction}.rollout_is": "token", f"{correction}.rollout_is_threshold": most}
+    algorithm, correction = run.spec.algorithm, "algorithm.rollout_correction"
+    found: dict[str, Any] = {}
+    if algorithm.weighs:
+        # Two bounds make the weights outside 0.
+        bounds = [each for each in (algorithm.tis_floor, algorithm.tis_clip) if each is not None]
+        both = "_".join(map(repr, bounds)) if len(bounds) > 1 else bounds[0]
+        found[f"{correction}.rollout_is"] = algorithm.tis_level
+        found[f"{correction}.rollout_is_threshold"] = both
+    if algorithm.rejects:
+        # Of the inverse ratio, sampler to trainer.
+        bounds = [1 / each for each in (algorithm.reject_high, algorithm.reject_low) if each]
+        found[f"{correction}.rollout_rs"] = _REJECTIONS[algorithm.reject_level]
+        found[f"{correction}.rollout_rs_threshold"] = "_".join(map(repr, bounds))
+    return found
+
+
+_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "mean": "seq_mean_k1"}
+
+
+def _after(iterations: int) -> int:
+    return iterations + 1 if iterations else 0
+
+
+def _both_bounds(run: Run) -> bool:
+    algorithm = run.spec.algorithm
+    return algorithm.tis_floor is not None and algorithm.tis_clip is not None
+
+
+def _both_rejections(run: Run) -> bool:
+    algorithm = run.spec.algorithm
+    return algorithm.reject_low is not None and algorithm.reject_high is not None
+
+
+_REJECTED = (
+    Computed(_correction, "algorithm.rollout_correction.rollout_rs_threshold"),
+    Refused(
+        lambda run, value: value is not None and not _both_rejections(run),
+        "verl wants both bounds; set algorithm.reject_low and algorithm.reject_high",
+    ),
+    Refused(
+        lambda run, value: (
+            value is not None and run.spec.algorithm.loss_aggregation == "row-mean-token-mean"
+        ),
+        "a row's mean in verl leaves rejected tokens out; choose the loss_aggregation 'token-mean'",
+    ),
+)
 
 
 def _betas(run: Run) -> dict[str, Any]:
@@ -231,6 +272,11 @@ TABLE = Table(
     "verl",
     {
         **entries.ALL_WEIGHTS,
+        "policy.lora_rank": Fixed(
+            0,
+            "verl's adapters (PEFT) have two factors for each projection; those of the RunSpec "
+            "share the first one between projections that read the same input",
+        ),
         **entries.SHARED_GPUS,
         **entries.tasks(
             Computed(
@@ -263,11 +309,13 @@ TABLE = Table(
         "algorithm.gamma": Copied("algorithm.gamma"),
         "algorithm.lam": Copied("algorithm.lam"),
         "algorithm.loss": Computed(_loss, "actor.policy_loss.loss_mode"),
+        "algorithm.sapo_positive": Copied(f"{_ACTOR}.tau_pos"),
+        "algorithm.sapo_negative": Copied(f"{_ACTOR}.tau_neg"),
         "algorithm.ratio": (
             Computed(_loss, "actor.policy_loss.loss_mode"),
             Refused(
-                lambda run, value: value == "sequence" and run.spec.algorithm.loss == "cispo",
-                "verl's 'cispo' has ratios of tokens only; set it to 'token'",
+                lambda run, value: value == "sequence" and run.spec.algorithm.loss != "ppo",
+                "verl's '{run.spec.algorithm.loss}' has ratios of tokens only; set it to 'token'",
             ),
         ),
         "algorithm.clip": Computed(_clip, "actor.clip_ratio, actor.clip_ratio_low"),
@@ -294,11 +342,13 @@ TABLE = Table(
         "algorithm.loss_aggregation": (
             Computed(_aggregation, "actor.loss_agg_mode"),
             entries.aggregations("verl", _AGGREGATIONS),
+            entries.MEANS_OF_ROWS,
             Departs(
                 lambda run, value: value != "token-mean" and not run.spec.policy.one_row,
                 "verl also counts the rows that it fills batches up with: the loss is scaled down",
             ),
         ),
+        **entries.FIXED_REFERENCE,
         "algorithm.kl_coef": Computed(_kl, "actor.kl_loss_coef, actor.use_kl_loss"),
         "algorithm.kl_in": Computed(_kl, "actor.use_kl_loss or algorithm.use_kl_in_reward"),
         "algorithm.kl_estimator": Computed(_kl, "actor.kl_loss_type, algorithm.kl_penalty"),
@@ -306,7 +356,33 @@ TABLE = Table(
         "algorithm.tis_clip": Computed(
             _correction, "algorithm.rollout_correction.rollout_is_threshold"
         ),
+        "algorithm.tis_floor": (
+            Computed(_correction, "algorithm.rollout_correction.rollout_is_threshold"),
+            Refused(
+                lambda run, value: value is not None and run.spec.algorithm.tis_outside == "clip",
+                "verl's lower bound makes weights 0; set algorithm.tis_outside to 'zero'",
+            ),
+        ),
+        "algorithm.tis_level": Computed(_correction, "algorithm.rollout_correction.rollout_is"),
+        "algorithm.tis_outside": (
+            Computed(_correction, "two bounds in rollout_correction.rollout_is_threshold"),
+            Refused(
+                lambda run, value: value == "zero" and not _both_bounds(run),
+                "verl wants both bounds; set algorithm.tis_floor and algorithm.tis_clip",
+            ),
+        ),
+        "algorithm.reject_low": _REJECTED,
+        "algorithm.reject_high": _REJECTED,
+        "algorithm.reject_level": Computed(_correction, "algorithm.rollout_correction.rollout_rs"),
         "algorithm.value_lr": Copied("critic.optim.lr"),
+        "algorithm.critic_warmup": (
+            # verl trains the policy from this step on, and counts from 1.
+            Computed(
+                lambda run: {"trainer.critic_warmup": _after(run.spec.algorithm.critic_warmup)},
+                "trainer.critic_warmup",
+            ),
+            entries.SCHEDULED_LATE,
+        ),
         "algorithm.value_clip": Copied(
             "critic.cliprange_value", "critic.cliprange_value, trained where turns begin"
         ),

@@ -120,13 +120,18 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self, sampling_params: dict[str, Any], kwargs: dict[str, Any]
     ) -> list[GemAgentLoopOutput]:
         settings = self._settings
-        task, temperature = decode_task(kwargs["gem_task"])
-        if temperature is not None:
-            sampling_params = sampling_params | {"temperature": temperature}
+        task, sampling = decode_task(kwargs["gem_task"])
+        if sampling is not None:
+            sampling_params = sampling_params | sampling.engine
+        else:
+            own = ("min_p", "repetition_penalty")
+            sampling_params = sampling_params | {name: getattr(settings, name) for name in own}
         data = OmegaConf.to_container(OmegaConf.create(dict(self.apply_chat_template_kwargs)))
         template = {**data, **(settings.template_kwargs or {})}
         chat = replace(settings, template_kwargs=template).shared_chat_format(self.tokenizer)
-        numbers = (int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"]))
+        numbers = [int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"])]
+        if sampling is not None:
+            numbers.append(int(kwargs["index"]))  # a task may have several rows
         seed = None if settings.seed is None else (settings.seed, *numbers)
         # One id for all turns: verl keeps an episode on the server that has its prefix cached.
         engine = partial(self.server_manager.generate, request_id=uuid4().hex)

@@ -54,6 +54,18 @@ class Settings(BaseSettings):
     poll_interval_s: float = setting(
         "how often a `gem_*` trainer looks for finished episodes (verl: 2 s)", 0.1, above=0
     )
+    min_p: float = setting(
+        "leave out candidates less likely than `min_p` times the likeliest, in training",
+        0.0,
+        least=0,
+        most=1,
+    )
+    repetition_penalty: float = setting(
+        "divides logits of tokens that the conversation has already (multiplies negative ones), in "
+        "training",
+        1.0,
+        above=0,
+    )
 
     @classmethod
     def from_config(cls, config: Any) -> Settings:

@@ -37,7 +37,7 @@ from gem_train.packed import PackedTrajectory
 from gem_train.processes import claim
 from gem_train.ray import call_while_alive
 from gem_train.record import TrainedRow
-from gem_train.recording import RunRecording
+from gem_train.recording import Names, RunRecording
 from gem_train.rows import EpisodeTurns, RowTurns
 from gem_train.seams import Seam, check_seams
 from gem_train.settings import MayFail, check_episodes, failure_reasons
@@ -62,13 +62,18 @@ SEAMS = (
 )
 """Methods of verl's trainers that are extended here, with their parameters."""
 
-RECORDED = {
+RECORDED: Names = {
     "loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",
     "entropy": "actor/entropy",
     "lr": "actor/lr",
     "kl": "actor/kl_loss",
     "clip_fraction": "actor/pg_clipfrac",
+    "tis_fraction": (
+        "rollout_corr/rollout_is_oob_ratio",
+        "rollout_corr/rollout_is_ratio_fraction_high",
+    ),
+    "rejected_fraction": "rollout_corr/rollout_rs_masked_fraction",
     "value_loss": "critic/vf_loss",
     "value_grad_norm": "critic/grad_norm",
     "logprob_difference_max": "training/rollout_probs_diff_max",
@@ -207,7 +212,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             return super()._update_critic(batch, metrics)
         fields = ["response_mask", "loss_mask"]
         masks = _read(batch, *fields)
-        trained = masks["response_mask"].unbind()
+        # The response mask lacks tokens that verl rejects for the policy.
+        trained = masks["loss_mask"].unbind()
         starts = [torch.zeros_like(mask) for mask in trained]
         for row in self._rows():
             for span in row.spans:
@@ -264,8 +270,13 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         return episodes
 
     def _trained_rows(self, batch: Any) -> list[list[TrainedRow]]:
-        """Read back what was trained on."""
-        fields = ("prompts", "responses", "response_mask", "rm_scores", "advantages")
+        """Read back what was trained on.
+
+        Where verl rejects tokens, its response mask lacks them; means of the loss count them.
+        """
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        mask = "loss_mask" if correction.get("rollout_rs") else "response_mask"
+        fields = ("prompts", "responses", mask, "rm_scores", "advantages")
         data = _read(batch, *fields)
         columns = [[row.tolist() for row in data[name].unbind()] for name in fields]
         rows = [TrainedRow(*entries) for entries in zip(*columns, strict=True)]

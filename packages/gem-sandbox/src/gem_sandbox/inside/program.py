@@ -15,6 +15,7 @@ import gc
 import os
 import sys
 from _operator import is_ as _is
+from _struct import Struct
 from _weakref import ref
 from io import BufferedRandom, BufferedWriter, TextIOWrapper
 
@@ -33,7 +34,7 @@ _COLLECTED = 1 << 14
 """Flag of types whose instances the garbage collector knows."""
 
 # Types without finalizers, whose attributes need no look.
-_HARMLESS = frozenset(map(type, ({}, [], (), sys, lambda: None, gc.freeze)))
+_HARMLESS = frozenset(map(type, ({}, [], (), sys, lambda: None, gc.freeze))) | {Struct}
 
 # Programs may replace these.
 _open, _print = open, print
@@ -109,6 +110,8 @@ def prepare(seed: int | None = None) -> ModuleType:
     gc.freeze()
     main = _make_main(_PATH, _names)
     sys.path.insert(0, _FOLDER)
+    # Copies the pages that compiling writes to before a program waits for it.
+    compile("print(1)", _PATH, "exec", dont_inherit=True)
     gc.enable()
     return main
 

@@ -1,8 +1,10 @@
-"""Dynamic sampling: groups that teach nothing are not trained on, and others are played instead.
+"""Which of the episodes that were played are trained on (DAPO, arXiv 2503.14476).
 
-Where all episodes of a task have the same return, an estimator that compares them says nothing
-about it (DAPO, arXiv 2503.14476, section 3.2). `training.extra_batches` of a RunSpec leaves such
-groups out of the update and plays further batches of tasks in their place.
+- Dynamic sampling (section 3.2): where all episodes of a task have the same return, an estimator
+  that compares them says nothing about it. `training.extra_batches` of a RunSpec leaves such groups
+  out of the update and plays further batches of tasks in their place.
+- Overlong filtering (section 3.4): an episode that a token limit cut may have been on a right way.
+  `training.mask_overlong` leaves its rows out of the loss.
 """
 
 from __future__ import annotations
@@ -10,12 +12,81 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gem.errors import RolloutError
+from gem.tables import setting
 from gem_train.experiment.estimate import HasTurns, Shaping
 
 SAME = 1e-6
 """Largest difference between returns that are taken for the same, as in `gem.advantage`."""
+
+
+class HasLength(Protocol):
+    """A played episode, such as `gem.trajectory.Trajectory`."""
+
+    @property
+    def valid(self) -> bool:
+        """False: the episode failed."""
+
+    @property
+    def end(self) -> str:
+        """How it ended, a `gem.trajectory.EpisodeEnd`."""
+
+    @property
+    def length_stops(self) -> int:
+        """Number of turns that a token limit cut."""
+
+
+def overlong(episode: HasLength) -> bool:
+    """Return whether a token limit cut a turn of an episode, or the episode."""
+    return episode.length_stops > 0 or episode.end == "token_budget"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filtering:
+    """Which of the episodes that were played are trained on."""
+
+    extra_batches: int | None = setting(
+        "dynamic sampling: groups whose valid episodes all have the same return are not trained "
+        "on, and up to so many further batches of tasks are played until there are `tasks` groups; "
+        "by default all groups are trained on",
+        None,
+        least=0,
+    )
+    mask_overlong: bool = setting(
+        "overlong filtering: leave out of the loss the rows of episodes that a token limit cut (a "
+        "turn ended at `turn_tokens`, or the episode at `response_tokens`); their rewards stay in "
+        "the statistics of the estimator",
+        False,
+    )
+
+    def in_loss(
+        self, episodes: Sequence[HasLength], trained: Sequence[bool] | None = None
+    ) -> list[bool]:
+        """Return whether the rows of each episode are in the loss.
+
+        Args:
+            episodes: A batch.
+            trained: Whether an episode is trained on (`Filtered.trained`); by default all are.
+
+        Raises:
+            RolloutError: None is left.
+        """
+        known = trained or [True] * len(episodes)
+        counted = [each.valid and counts for each, counts in zip(episodes, known, strict=True)]
+        if not self.mask_overlong:
+            return counted
+        kept = [
+            counts and not overlong(each) for counts, each in zip(counted, episodes, strict=True)
+        ]
+        if any(counted) and not any(kept):
+            raise RolloutError(
+                f"training.mask_overlong: a token limit cut each of {sum(counted)} episodes, so "
+                "that there is nothing to train on; raise policy.turn_tokens or "
+                "policy.response_tokens"
+            )
+        return kept
 
 
 @dataclass(frozen=True)

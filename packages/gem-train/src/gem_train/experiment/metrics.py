@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections import Counter
@@ -9,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gem.blame import CAUSES, Cause
 from gem.errors import ConfigurationError
+from gem.multi import all_seats
 from gem.trajectory import Failure
+from gem_train.experiment.filtering import overlong
 from gem_train.packed import Played
 
 FAILED_BY_CAUSE: dict[Cause, str] = {cause: f"failed_{cause}" for cause in CAUSES}
@@ -52,10 +55,11 @@ def episode_metrics(
         (undiscounted return, population standard deviation), `turns_mean`, `tokens_per_episode`
         (sampled), `format_error_rate` (episodes with a format error), `truncated_rate` (ended by
         the environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
-        changed), and `length_stop_rate` (turns cut by a token limit). Without a valid episode
-        these are left out. Of each environment that has a name (`Task.name`) and a valid episode
-        there are also those of `environment_metrics`, of opponents those of `opponent_metrics`, and
-        of `info` those of `info_metrics`.
+        changed), `overlong_rate` (episodes of which a token limit cut a turn or the end) and
+        `length_stop_rate` (turns cut by a token limit). Without a valid episode these are left out.
+        Of each environment that has a name (`Task.name`) and a valid episode there are also those
+        of `environment_metrics`, of opponents those of `opponent_metrics`, and of `info` those of
+        `info_metrics`.
     """
     valid = [t for t in trajectories if t.valid]
     turns = sum(len(t.rewards) for t in valid)
@@ -82,10 +86,34 @@ def episode_metrics(
         format_error_rate=sum(t.format_error for t in valid) / n,
         truncated_rate=sum(t.end != "terminated" for t in valid) / n,
         drift_rate=sum(t.drifted for t in valid) / n,
+        overlong_rate=sum(map(overlong, valid)) / n,
         length_stop_rate=sum(t.length_stops for t in valid) / max(turns, 1),
     )
     parts = environment_metrics(valid) | opponent_metrics(valid)
     return metrics | parts | info_metrics(valid, info)
+
+
+def sampled_metrics(episodes: Sequence[Played]) -> dict[str, float]:
+    """Summarise an evaluation with several episodes of each task.
+
+    Args:
+        episodes: All of the evaluation; failed ones are left out.
+
+    Returns:
+        `pass_rate`, the share of tasks with at least one success; nothing if no task has several
+        episodes, or all seats of a match are played.
+    """
+    found: dict[str, list[bool]] = {}
+    for each in episodes:
+        if all_seats(each.task.params):
+            return {}
+        if each.valid:
+            found.setdefault(json.dumps(each.task.to_dict(), sort_keys=True), []).append(
+                each.success
+            )
+    if all(len(successes) < 2 for successes in found.values()):
+        return {}
+    return {"pass_rate": sum(map(any, found.values())) / len(found)}
 
 
 def info_metrics(episodes: Sequence[Played], names: Sequence[str]) -> dict[str, float]:

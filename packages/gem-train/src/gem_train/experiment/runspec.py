@@ -17,29 +17,41 @@ from gem.rollout.prompting import Prompting
 from gem.tables import build, filled, parse_toml, setting
 from gem.tasks import Task, TaskSet
 from gem_train.experiment.estimate import Shaping
-from gem_train.experiment.losses import PolicyLoss
+from gem_train.experiment.filtering import Filtering
+from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.metrics import check_info_names
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
 from gem_train.experiment.schedule import Schedule
-from gem_train.experiment.tasksets import Source, check_names
+from gem_train.experiment.tasksets import EvalSampling, Source, check_names
 
 MAX_FAILED_FRACTION = 0.1
 """Default of the share of failed episodes above which a run stops."""
 
 
-@dataclass(frozen=True)
-class EvalPart:
+@dataclass(frozen=True, kw_only=True)
+class EvalPart(EvalSampling):
     """One evaluation, with the same tasks every time."""
 
     name: str = setting("name in the metrics (`eval:<name>`)", check=filled)
     id: str = setting("registered environment id", check=filled)
     params: Mapping[str, Any] = setting("parameters given to `gem.make`", {})
     seed: int = setting("episode j has seed `seed + j`", 1_000_000)
-    episodes: int = setting("episodes per evaluation", 64, least=1)
+    episodes: int = setting("tasks per evaluation", 64, least=1)
+    samples: int = setting("episodes of each task", 1, least=1)
     every: int = setting(
         "iterations between evaluations; also before the first and at the end", 20, least=1
     )
-    temperature: float = setting("sampling temperature; 0 is greedy", 1.0, least=0)
+
+    @property
+    def sampling(self) -> EvalSampling:
+        """How its turns are sampled."""
+        return EvalSampling(**{key: getattr(self, key) for key in EvalSampling().engine})
+
+    @property
+    def source(self) -> Source:
+        """Its task set and settings."""
+        tasks = TaskSet(self.id, self.episodes, self.seed, self.params)
+        return Source(tasks, self.name, self.sampling, self.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +88,24 @@ class SamplingPart:
     temperature: float = setting("softmax temperature", 1.0, above=0)
     top_p: float = setting("nucleus mass", 1.0, above=0, most=1)
     top_k: int = setting("number of candidates; -1 is all", -1, least=1, special=-1)
+    min_p: float = setting(
+        "leave out candidates that are less likely than `min_p` times the likeliest "
+        "(arXiv 2407.01082)",
+        0.0,
+        least=0,
+        most=1,
+    )
+    repetition_penalty: float = setting(
+        "the logits of tokens that are in the conversation already are divided by it where "
+        "positive, else multiplied, before the temperature (arXiv 1909.05858, section 4.1)",
+        1.0,
+        above=0,
+    )
+
+    @property
+    def whole(self) -> bool:
+        """Whether tokens are drawn from the model's whole distribution at the temperature."""
+        return replace(self, temperature=1.0) == SamplingPart()
 
 
 @dataclass(frozen=True)
@@ -96,7 +126,7 @@ class EstimatorPart:
 
 
 @dataclass(frozen=True)
-class AlgorithmPart(PolicyLoss, Shaping, EstimatorPart):
+class AlgorithmPart(Correction, PolicyLoss, Shaping, EstimatorPart):
     """Advantage and policy loss."""
 
     epochs: int = setting("passes over a batch", 1, least=1)
@@ -108,16 +138,22 @@ class AlgorithmPart(PolicyLoss, Shaping, EstimatorPart):
         "loss",
         choices=("loss", "reward"),
     )
-    entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
-    tis_clip: float | None = setting(
-        "most weight of a token in truncated importance sampling; by default there is none",
+    kl_reset: int | None = setting(
+        "iterations after which the current policy takes the place of the initial one in the KL "
+        "penalty, again and again (ProRL, arXiv 2505.24864, section 2.3.2); by default never",
         None,
-        above=0,
+        least=1,
     )
+    entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
     value_lr: float = setting(
         "critic's learning rate, where the estimator needs a critic", 1e-3, above=0
     )
     value_clip: float = setting("clip range of the critic's prediction", 0.2, above=0)
+    critic_warmup: int = setting(
+        "first iterations in which only the critic is trained (VC-PPO, arXiv 2503.01491)",
+        0,
+        least=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +174,7 @@ class OptimizerPart(Schedule):
 
 
 @dataclass(frozen=True)
-class TrainingPart:
+class TrainingPart(Filtering):
     """Size of the run; each iteration plays `tasks * group_size` episodes."""
 
     iterations: int = setting("batches to train on", least=1)
@@ -148,13 +184,6 @@ class TrainingPart:
         "iterations by which the policy that samples is older than the one that is trained: batch "
         "`i` is played with the weights after `max(0, i - staleness)` iterations",
         0,
-        least=0,
-    )
-    extra_batches: int | None = setting(
-        "dynamic sampling: groups whose valid episodes all have the same return are not trained "
-        "on, and up to so many further batches of tasks are played until there are `tasks` groups; "
-        "by default all groups are trained on",
-        None,
         least=0,
     )
     precision: str = setting("parameters and arithmetic", "fp32", choices=("fp32", "bf16"))
@@ -216,6 +245,7 @@ class RunSpec:
         _check_landmarks(spec.landmarks)
         spec._check_loss()
         spec._check_groups()
+        spec._check_sampling()
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
@@ -297,10 +327,7 @@ class RunSpec:
     @property
     def evaluations(self) -> list[Source]:
         """Task set and settings of each evaluation."""
-        return [
-            Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature)
-            for e in self.eval
-        ]
+        return [part.source for part in self.eval]
 
     def train_tasks(
         self,
@@ -339,6 +366,13 @@ class RunSpec:
                 f"algorithm.dual_clip: is of the loss 'ppo', not of {algorithm.loss!r}; leave it "
                 f"out, got {most!r}"
             )
+        if algorithm.clip_high is not None and algorithm.loss == "sapo":
+            raise ConfigurationError(
+                "algorithm.clip_high: the loss 'sapo' has no clip range; leave it out, got "
+                f"{algorithm.clip_high!r}"
+            )
+        self._check_correction()
+        self._check_phases()
         name = algorithm.advantage
         if not algorithm.group_std and name in BUILT_IN and name != "grpo":
             raise ConfigurationError(
@@ -357,6 +391,47 @@ class RunSpec:
                 f"got {optimizer.min_lr_ratio!r}"
             )
 
+    def _check_phases(self) -> None:
+        """Refuse phases of a run without what they are phases of."""
+        algorithm, iterations = self.algorithm, self.training.iterations
+        alone = algorithm.critic_warmup
+        if alone and not algorithm.estimator.needs_critic:
+            raise ConfigurationError(
+                f"algorithm.critic_warmup: the advantage {algorithm.advantage!r} has no critic; "
+                f"leave it out, got {alone}"
+            )
+        if alone >= iterations:
+            raise ConfigurationError(
+                "algorithm.critic_warmup must be below training.iterations = "
+                f"{iterations}, got {alone}"
+            )
+        if algorithm.kl_reset is not None and not algorithm.kl_coef:
+            raise ConfigurationError(
+                "algorithm.kl_reset: means nothing without algorithm.kl_coef; leave it out, got "
+                f"{algorithm.kl_reset}"
+            )
+
+    def _check_correction(self) -> None:
+        """Refuse bounds that contradict each other, and settings without them."""
+        algorithm = self.algorithm
+        for low, high in (("tis_floor", "tis_clip"), ("reject_low", "reject_high")):
+            least, most = getattr(algorithm, low), getattr(algorithm, high)
+            if least is not None and most is not None and least >= most:
+                raise ConfigurationError(
+                    f"algorithm.{low} must be below algorithm.{high} = {most:g}, got {least!r}"
+                )
+        unused = {
+            "tis_level": ("token", algorithm.weighs, "tis_clip or tis_floor"),
+            "tis_outside": ("clip", algorithm.weighs, "tis_clip or tis_floor"),
+            "reject_level": ("token", algorithm.rejects, "reject_low or reject_high"),
+        }
+        for key, (usual, used, needed) in unused.items():
+            value = getattr(algorithm, key)
+            if value != usual and not used:
+                raise ConfigurationError(
+                    f"algorithm.{key}: means nothing without {needed}; leave it out, got {value!r}"
+                )
+
     def _check_groups(self) -> None:
         """Refuse dynamic sampling where a task has one episode, or several agents."""
         extra = self.training.extra_batches
@@ -370,6 +445,27 @@ class RunSpec:
                 "training.extra_batches: the agents of a match (seat=all) are no group of episodes "
                 f"with comparable returns; leave it out, got {extra}"
             )
+
+    def _check_sampling(self) -> None:
+        """Refuse what engines understand differently."""
+        sampling = self.sampling
+        if sampling.min_p and sampling.top_p < 1:
+            raise ConfigurationError(
+                "sampling.min_p: vLLM leaves candidates out before it counts the mass of top_p, "
+                "transformers afterwards; set sampling.top_p to 1 or leave min_p out, got "
+                f"{sampling.min_p!r}"
+            )
+        for part in self.eval:
+            if part.min_p and part.top_p < 1:
+                raise ConfigurationError(
+                    f"eval.{part.name}.min_p: means something else together with top_p in vLLM "
+                    f"than in transformers; leave one of them out, got {part.min_p!r}"
+                )
+            if part.samples > 1 and 0 in (part.temperature, part.top_k - 1):
+                raise ConfigurationError(
+                    f"eval.{part.name}.samples: greedy episodes of a task are all alike; set it to "
+                    f"1, or sample at a temperature, got {part.samples}"
+                )
 
     def _check_mixture(self) -> None:
         """Refuse environments without a task, and changes that never happen."""

@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote
@@ -20,11 +20,32 @@ from urllib.parse import parse_qsl, quote
 from gem.errors import ConfigurationError, exit_status
 from gem.json_lines import parse
 from gem.multi import of_one_seat
+from gem.tables import build, setting
 from gem.tasks import Task
 from gem_train.experiment.mixtures import Tasks, parse_tasks, samples
 
 Line: TypeAlias = "Callable[[DatasetRow], Mapping[str, Any]]"
 """Makes a trainer's columns of a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSampling:
+    """How the turns of an evaluation are sampled."""
+
+    temperature: float = setting("sampling temperature; 0 is greedy", 1.0, least=0)
+    top_p: float = setting("nucleus mass", 1.0, above=0, most=1)
+    top_k: int = setting("number of candidates; -1 is all", -1, least=1, special=-1)
+    min_p: float = setting(
+        "leave out candidates that are less likely than `min_p` times the likeliest",
+        0.0,
+        least=0,
+        most=1,
+    )
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The settings under the names that vLLM and SGLang have for them."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -34,38 +55,66 @@ class Source:
     tasks: Tasks
     name: str
     """Name in the trainer's metrics."""
-    temperature: float | None = None
-    """Sampling temperature instead of the configured one; 0 is greedy."""
+    sampling: EvalSampling | None = None
+    """Instead of what is configured for training."""
+    samples: int = 1
+    """Episodes of each task."""
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Parse `<task set URI>[#name=...&temperature=...]`; `name` defaults to the env id.
+        """Parse `<task set URI>[#name=...&samples=...&temperature=...&top_p=...]`.
+
+        `name` defaults to the env id. After `temperature` may stand any setting of `EvalSampling`.
 
         Raises:
             ConfigurationError: The text is malformed; the message names the part.
         """
         uri, _, fragment = text.partition("#")
         tasks = parse_tasks(uri)
-        options = dict(parse_qsl(fragment, keep_blank_values=True))
+        options: dict[str, Any] = dict(parse_qsl(fragment, keep_blank_values=True))
         name = options.pop("name", tasks.env_id)
-        temperature = options.pop("temperature", None)
+        numbers = {key: _number(value) for key, value in options.items()}
+        samples = numbers.pop("samples", 1)
+        if not name or not isinstance(samples, int) or samples < 1:
+            raise ConfigurationError(f"{text!r}: needs a name, and samples above 0")
+        if not numbers:
+            return cls(tasks, name, samples=samples)
+        if "temperature" not in numbers:
+            raise ConfigurationError(f"{text!r}: {', '.join(numbers)} needs a temperature, too")
         try:
-            value = None if temperature is None else float(temperature)
-        except ValueError:
-            value = -1.0
-        if options or not name or (value is not None and not 0 <= value < math.inf):
-            raise ConfigurationError(
-                f"{text!r}: after '#' may stand name=<text> and temperature=<number >= 0>"
-            )
-        return cls(tasks, name, value)
+            return cls(tasks, name, build(EvalSampling, numbers), samples)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{text!r}: after '#': {error}") from error
 
     @property
     def text(self) -> str:
         """Text of the source; the inverse of `parse`."""
         options = f"name={quote(self.name)}"
-        if self.temperature is not None:
-            options += f"&temperature={self.temperature!r}"
+        if self.samples > 1:
+            options += f"&samples={self.samples}"
+        if self.sampling is not None:
+            usual = EvalSampling().engine
+            options += f"&temperature={self.sampling.temperature!r}"
+            for key, value in self.sampling.engine.items():
+                if key != "temperature" and value != usual[key]:
+                    options += f"&{key}={value!r}"
         return f"{self.tasks.uri}#{options}"
+
+    @property
+    def plays(self) -> list[Task]:
+        """The task of each episode: those of a task are neighbours."""
+        return [task for task in self.tasks for _ in range(self.samples)]
+
+
+def _number(text: str) -> Any:
+    """Return the number that a text is, else the text."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else text
+    return text
 
 
 def parse_sources(texts: Sequence[str], key: str, *, unique: bool = True) -> list[Source]:
@@ -93,9 +142,10 @@ def task_at(sources: Iterable[Source], row: int) -> tuple[Source, Task]:
     """
     left = row
     for source in sources:
-        if 0 <= left < len(source.tasks):
-            return source, source.tasks[left]
-        left -= len(source.tasks)
+        n = len(source.tasks) * source.samples
+        if 0 <= left < n:
+            return source, source.tasks[left // source.samples]
+        left -= n
     raise IndexError(f"row {row} of {row - left}")
 
 
@@ -108,21 +158,22 @@ def check_names(names: Sequence[str], key: str) -> None:
             )
 
 
-def encode_task(task: Task, temperature: float | None = None) -> str:
-    """Encode a task and its temperature as the text of one column of a dataset."""
-    return json.dumps({**task.to_dict(), "temperature": temperature})
+def encode_task(task: Task, sampling: EvalSampling | None = None) -> str:
+    """Encode a task and how it is sampled as the text of one column of a dataset."""
+    return json.dumps({**task.to_dict(), "sampling": sampling and sampling.engine})
 
 
-def decode_task(text: str) -> tuple[Task, float | None]:
-    """Decode the text of `encode_task`: the task and its sampling temperature or None.
+def decode_task(text: str) -> tuple[Task, EvalSampling | None]:
+    """Decode the text of `encode_task`: the task, and how it is sampled or None.
 
     Raises:
         ConfigurationError: `encode_task` did not write this text.
     """
     try:
         data = parse(text, "the row")
-        return Task.from_dict(data), data["temperature"]
-    except (KeyError, TypeError, ValueError) as error:
+        sampling = data["sampling"]
+        return Task.from_dict(data), None if sampling is None else build(EvalSampling, sampling)
+    except (ConfigurationError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"not a task of a GEM dataset: {text[:200]!r}") from error
 
 
@@ -131,8 +182,8 @@ class DatasetRow:
     """A row of a dataset file; `encode` and `decode` convert it to and from one column's text."""
 
     task: Task
-    temperature: float | None = None
-    """Sampling temperature instead of the trainer's."""
+    sampling: EvalSampling | None = None
+    """How it is sampled, instead of as the trainer's configuration says."""
     number: int = 0
     """Place in the file: the episodes of a row are a group."""
     name: str = ""
@@ -142,7 +193,7 @@ class DatasetRow:
 
     def encode(self) -> str:
         """Return the text from which `decode` rebuilds the row, without the name."""
-        label = {**self.task.to_dict(), "temperature": self.temperature}
+        label = json.loads(encode_task(self.task, self.sampling))
         return json.dumps({**label, "number": self.number, "eval": self.evaluation})
 
     @classmethod
@@ -152,9 +203,9 @@ class DatasetRow:
         Raises:
             ConfigurationError: `encode` did not write this text.
         """
-        task, temperature = decode_task(text)
+        task, sampling = decode_task(text)
         rest = parse(text, "the row")
-        return cls(task, temperature, rest.get("number", 0), evaluation=rest.get("eval"))
+        return cls(task, sampling, rest.get("number", 0), evaluation=rest.get("eval"))
 
 
 def dataset_rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[DatasetRow]:
@@ -175,9 +226,9 @@ def dataset_rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[DatasetR
             replace(task, params=of_one_seat(task.env_id, task.params)).make().close()
     number = 0
     for source in sources:
-        for task in source.tasks:
+        for task in source.plays:
             name = source.name
-            yield DatasetRow(task, source.temperature, number, name, name if evaluation else None)
+            yield DatasetRow(task, source.sampling, number, name, name if evaluation else None)
             number += 1
 
 
@@ -206,7 +257,11 @@ def dataset_command(line: Line, argv: Sequence[str] | None, *, program: str, tra
         prog=program, description=f"Write seeded tasks of environments as a dataset of {trainer}."
     )
     parser.add_argument("file", type=Path, help="file to write, *.jsonl")
-    parser.add_argument("uri", nargs="+", help="gem:<env id>?n=..&seed=..[#name=..&temperature=..]")
+    parser.add_argument(
+        "uri",
+        nargs="+",
+        help="gem:<env id>?n=..&seed=..[#name=..&temperature=..&top_p=..&samples=..]",
+    )
     parser.add_argument("--eval", action="store_true", help="for evaluation")
     args = parser.parse_args(argv)
 

@@ -9,6 +9,7 @@ extension (`worker_extension_cls`) as in vLLM.
 from __future__ import annotations
 
 import importlib
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -265,14 +266,19 @@ class _Row:
 def _draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
     """Append one token to every row; return the tokens, `[rows]`."""
     known = logits.log_softmax(-1)
-    tokens = logits.argmax(-1).tolist()
+    tokens = []
     for i, row in enumerate(rows):
         params = row.params
+        if params.repetition_penalty != 1:
+            seen = torch.tensor(sorted({*row.prompt, *row.token_ids}))
+            found, penalty = logits[i, seen], params.repetition_penalty
+            logits[i, seen] = (found / penalty).where(found > 0, found * penalty)
+        tokens.append(int(logits[i].argmax()))
         if params.temperature > 0 and params.top_k != 1:
             tokens[i] = _sample(logits[i], params, row.rng.random())
         row.token_ids.append(tokens[i])
         row.logprobs.append(float(known[i, tokens[i]]))
-    return [int(token) for token in tokens]
+    return tokens
 
 
 def _sample(logits: Tensor, params: SamplingParams, u: float) -> int:
@@ -280,6 +286,9 @@ def _sample(logits: Tensor, params: SamplingParams, u: float) -> int:
     logits = logits.double() / params.temperature
     if 0 < params.top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(params.top_k).values[-1], -torch.inf)
+    if params.min_p > 0:
+        least = logits.max() + math.log(params.min_p)
+        logits = logits.masked_fill(logits < least, -torch.inf)
     probs, order = logits.softmax(-1).sort(descending=True)
     if params.top_p < 1:
         # Keep a token if the mass before it is below top_p, so the most likely one always stays.

@@ -22,6 +22,8 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     max_tokens: int = 16
     logprobs: int | None = None
     seed: int | None = None

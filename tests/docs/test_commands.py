@@ -7,23 +7,17 @@ repository. Of others what can be known here is checked: targets of make, packag
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import tomllib
+from documents import PAGES, ROOT, blocks
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += sorted((ROOT / "packages").glob("*/README.md"))
-FLAGS = re.MULTILINE | re.DOTALL
-BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", FLAGS)
 PROJECTS = {
     data["name"]: data
     for data in (
@@ -36,6 +30,7 @@ TARGETS = set(
 )
 SOURCES = {path.name: path for path in ROOT.glob("packages/*/src/*")}
 OTHERS = {"accelerate", "conda", "export", "git", "inspect", "torchrun", "vllm"}
+OTHERS |= {"cat", "echo", "printf", "source"}
 """Programs of others, of whose arguments nothing is checked."""
 UNREAD = {"gem_tinker.train", "gem_trl.train", "gem_oat"}
 """Modules of ours that read a command line with what their trainer brings: tests of the trainer
@@ -64,8 +59,9 @@ class Line(NamedTuple):
 def command_lines() -> Iterator[Line]:
     """Yield the command lines of all pages."""
     for page in PAGES:
-        for language, block in BLOCK.findall(page.read_text(encoding="utf-8")):
-            for text in block.replace("\\\n", " ").splitlines() if language == "bash" else ():
+        for block in blocks(page):
+            lines = block.source.replace("\\\n", " ").splitlines() if block.info == "bash" else ()
+            for text in lines:
                 if text.strip() and not text.lstrip().startswith("#"):
                     yield Line(str(page.relative_to(ROOT)), text.strip())
 
@@ -150,17 +146,6 @@ LINES = list(dict.fromkeys(command_lines()))
 def test_a_printed_command_line_can_be_given(line: Line) -> None:
     for words in line.commands():
         check(words)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_says_what_it_is(page: Path) -> None:
-    """Snippets of Python run in tests/core/test_docs.py, unless they are marked `not-run`."""
-    kinds = re.findall(r"^```([^\n]*)\n.*?^```$", page.read_text(encoding="utf-8"), FLAGS)
-    known = {"bash", "bibtex", "py", "python", "python not-run", "text", "toml", "yaml"}
-    assert set(kinds) <= known
-    for language, block in BLOCK.findall(page.read_text(encoding="utf-8")):
-        if language == "python":
-            ast.parse(block)
 
 
 @pytest.mark.parametrize(
