@@ -102,7 +102,9 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     assert config.trainer.eval_interval == 2 and config.trainer.eval_before_train
     lines = launch.files["eval.jsonl"].splitlines()
     known = [DatasetRow.decode(json.loads(line)["gem"]) for line in lines]
-    assert [(r.evaluation, r.temperature) for r in known] == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
+    assert [(r.evaluation, r.sampling and r.sampling.temperature) for r in known] == [
+        ("a", 0.0)
+    ] * 2 + [("b", 0.5)] * 2
     status = {each.name: each.status for each in launch.parity}
     assert status["eval.0.every"] == "emulated"
 
