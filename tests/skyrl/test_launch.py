@@ -151,7 +151,7 @@ def test_the_loss_is_skyrls(
 
 
 def test_skyrls_weights_are_truncated_ratios_of_each_token(world: Any, tmp_path: Path) -> None:
-    """What `gem_train.experiment.losses.sampler_correction` computes."""
+    """What `gem_train.experiment.losses.importance_weights` computes."""
     import torch
     from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 

@@ -104,6 +104,20 @@ def test_skyrl_accepts_what_it_gets(generator: Any, client: ScriptedClient) -> N
         assert sampled == [-0.5] * len(sampled)
 
 
+def test_log_probabilities_are_there_of_all_rows_or_of_none(
+    generator: Any, client: ScriptedClient
+) -> None:
+    """A made-up one would be a weight in the loss."""
+    from gem_skyrl.rollout import columns
+
+    found = generate(generator, rows(2))
+    episodes = [each.unpack() for each in found["gem_episodes"]]
+    assert columns(episodes, 0, found["trajectory_ids"], several=False)["rollout_logprobs"]
+    episodes[1].turns[0].logprobs = None
+    again = columns(episodes, 0, found["trajectory_ids"], several=False)
+    assert again["rollout_logprobs"] is None
+
+
 def test_the_engines_are_asked_as_skyrl_is_told(generator: Any, client: ScriptedClient) -> None:
     generate(generator, rows(1))
     first = client.asked[0]

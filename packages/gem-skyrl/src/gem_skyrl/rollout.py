@@ -205,14 +205,18 @@ def columns(
                 f"the episode of {episode.task} has {len(rows)} training rows: set "
                 "generator.step_wise_trajectories=true"
             )
-        found = [_line(row, episode) for row in rows] or [_empty(stop_id)]
+        made = [_line(row, episode) for row in rows] or [_empty(stop_id)]
         stop = episode.turns[-1].stop_reason if episode.turns else "stop"
-        for number, each in enumerate(found, 1):
-            last = number == len(found)
+        for number, each in enumerate(made, 1):
+            last = number == len(made)
             more: dict[str, Any] = {EPISODES: PackedTrajectory.of(episode) if last else None}
             more |= {"is_last_step": last} if several else {}
             lines.append({**each, "stop_reasons": stop, "trajectory_ids": name, **more})
-    return {**{key: [each[key] for each in lines] for key in lines[0]}, "rollout_metrics": {}}
+    found: GeneratorOutput = {key: [each[key] for each in lines] for key in lines[0]}
+    if None in found["rollout_logprobs"]:
+        # SkyRL has them of all rows or of none; a 0 would be a probability of 1.
+        found["rollout_logprobs"] = None
+    return {**found, "rollout_metrics": {}}
 
 
 def _line(row: TrainingRow, episode: Trajectory) -> dict[str, Any]:
@@ -223,7 +227,7 @@ def _line(row: TrainingRow, episode: Trajectory) -> dict[str, Any]:
         "loss_masks": list(row.mask),
         # One reward for each token: of a single number SkyRL would filter groups.
         "rewards": list(row.token_rewards(episode.rewards)),
-        "rollout_logprobs": [0.0] * len(ids) if row.logprobs is None else list(row.logprobs),
+        "rollout_logprobs": None if row.logprobs is None else list(row.logprobs),
     }
 
 

@@ -23,6 +23,7 @@ from gem_skyrl.resume import clear_leftovers
 from gem_skyrl.rollout import EPISODES, trained_rows
 from gem_skyrl.settings import Settings, comparable
 from gem_train.experiment.estimate import PerTurn, turn_advantages
+from gem_train.experiment.metrics import episode_metrics
 from gem_train.packed import PackedTrajectory
 from gem_train.record import TrainedRow
 from gem_train.recording import RunRecording
@@ -168,9 +169,10 @@ class _GemTrainer:
         self.recording.check_evaluated(self.gem.max_failed_fraction)
         found = {}
         for name, played in self.recording.evaluated.items():
-            valid = [each for each in played if each.valid]
-            found[f"eval/{name}/success"] = sum(t.success for t in valid) / len(valid)
-            found[f"eval/{name}/return"] = sum(t.total_reward for t in valid) / len(valid)
+            of_valid = episode_metrics(played)
+            for ours in ("success_rate", "return_mean"):
+                if ours in of_valid:  # not without a valid episode
+                    found[f"eval/{name}/{ours}"] = of_valid[ours]
         return found
 
 
