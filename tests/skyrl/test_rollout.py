@@ -113,7 +113,7 @@ def test_log_probabilities_are_there_of_all_rows_or_of_none(
     found = generate(generator, rows(2))
     episodes = [each.unpack() for each in found["gem_episodes"]]
     assert columns(episodes, 0, found["trajectory_ids"], several=False)["rollout_logprobs"]
-    episodes[1].turns[0].logprobs = None
+    episodes[1].turns[0] = replace(episodes[1].turns[0], logprobs=None)
     again = columns(episodes, 0, found["trajectory_ids"], several=False)
     assert again["rollout_logprobs"] is None
 
