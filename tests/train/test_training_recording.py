@@ -12,7 +12,12 @@ import pytest
 
 from gem.errors import ConfigurationError, RecordError, RolloutError
 from gem.trajectory import Failure, Trajectory
-from gem_train.experiment.metrics import episode_metrics, progress, update_metrics
+from gem_train.experiment.metrics import (
+    episode_metrics,
+    progress,
+    sampled_metrics,
+    update_metrics,
+)
 from gem_train.packed import PackedTrajectory
 from gem_train.record import EPISODES, METRICS, RUN, SCHEMA, TrainedRow, read_run
 from gem_train.recording import Names, RunRecording, rows_wanted
@@ -203,7 +208,7 @@ def test_an_evaluation_has_a_split_of_its_name(tmp_path: Path) -> None:
     written = recording.write_evaluation(2, "easy", batch[:3], metrics={"rollout_s": 2.0})
     [line] = lines(tmp_path)
     assert (line["iteration"], line["split"]) == (2, "eval:easy")
-    known = episode_metrics(batch[:3])
+    known = episode_metrics(batch[:3]) | sampled_metrics(batch[:3])
     rate = {"rollout_s": 2.0, "tokens_per_s": known["sampled_tokens"] / 2}
     assert written == known | rate
     assert list(line) == ["iteration", "split", "time_s", *known, *rate]
@@ -266,7 +271,7 @@ def test_without_a_folder_metrics_are_computed_and_nothing_is_written(
     kept = recording.keep_batch(batch, rows=lambda: pytest.fail("rows were made"))
     assert kept == episode_metrics(batch)
     assert recording.write_iteration(0, {"actor/loss": 0.5}) == {**kept, "loss": 0.5}
-    assert recording.write_evaluation(0, "x", batch) == kept
+    assert recording.write_evaluation(0, "x", batch) == kept | sampled_metrics(batch)
     assert list(tmp_path.iterdir()) == []
 
 

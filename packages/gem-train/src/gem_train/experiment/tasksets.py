@@ -160,7 +160,11 @@ def check_names(names: Sequence[str], key: str) -> None:
 
 def encode_task(task: Task, sampling: EvalSampling | None = None) -> str:
     """Encode a task and how it is sampled as the text of one column of a dataset."""
-    return json.dumps({**task.to_dict(), "sampling": sampling and sampling.engine})
+    return json.dumps(_label(task, sampling))
+
+
+def _label(task: Task, sampling: EvalSampling | None) -> dict[str, Any]:
+    return {**task.to_dict(), "sampling": sampling and sampling.engine}
 
 
 def decode_task(text: str) -> tuple[Task, EvalSampling | None]:
@@ -193,7 +197,7 @@ class DatasetRow:
 
     def encode(self) -> str:
         """Return the text from which `decode` rebuilds the row, without the name."""
-        label = json.loads(encode_task(self.task, self.sampling))
+        label = _label(self.task, self.sampling)
         return json.dumps({**label, "number": self.number, "eval": self.evaluation})
 
     @classmethod
