@@ -35,10 +35,11 @@ def test_limits_of_an_episode_are_oats_lengths(argv: Argv) -> None:
 
 def test_every_setting_of_gem_is_a_flag_unless_oat_has_it(argv: Argv) -> None:
     args = parse(argv(gem_tasks="gem:game:x", gem_turns=5, gem_seed="None"))
-    assert args.gem == GemSettings(tasks="gem:game:x", turns=5)
+    assert args.gem == GemSettings(tasks="gem:game:x", turns=5, tis_clip=args.tis_c)
     theirs = {field.name for field in fields(GemSettings)} - {n[4:] for n in shown(args)}
     assert theirs == set(OATS)
-    assert parse(argv(cliprange=0.125)).gem.clip == 0.125
+    assert parse(argv(cliprange=0.125, tis_c=3.0)).gem.clip == 0.125
+    assert parse(argv(cliprange=0.125, tis_c=3.0)).gem.tis_clip == 3.0
 
 
 def test_a_flag_given_twice_counts_as_given_last(argv: Argv) -> None:

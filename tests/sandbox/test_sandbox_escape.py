@@ -37,7 +37,7 @@ HARMLESS = [
 ]
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "sandbox.md"
+PAGE = Path(__file__).parents[2] / "docs" / "sandbox-audit.md"
 
 
 class Liar(SubprocessRunner):

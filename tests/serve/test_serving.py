@@ -707,7 +707,7 @@ def test_a_rollout_counts_a_failure_at_the_server_under_its_cause(
 
 def test_the_programs_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
-    programs = [p for p in re.findall(r"```py\n(.*?)```", page, re.DOTALL) if "import gem" in p]
+    programs = [p for p in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import gem" in p]
     assert len(programs) == 2
     monkeypatch.setenv("GEM_SERVE_TOKEN", "...")
     with serving(["game:*"], token="...") as served:
