@@ -209,7 +209,8 @@ def test_verls_corrections_are_the_references(asked: dict[str, Any], compose: An
 
     config = configured(compose, spec(algorithm=asked)).algorithm.rollout_correction
     torch.manual_seed(0)
-    old, sampler = (-3 * torch.rand(6, 5, dtype=torch.float64) for _ in range(2))
+    old = -1 - torch.rand(6, 5, dtype=torch.float64)
+    sampler = old + 0.4 * torch.randn(6, 5, dtype=torch.float64)
     mask = torch.ones(6, 5)
     mask[1, 2:] = mask[2, :2] = 0
     names = ("rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold")
