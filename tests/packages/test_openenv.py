@@ -247,7 +247,7 @@ def test_our_client_plays_an_environment_of_openenv(
 
 def test_the_programs_of_the_page_run(openenv: dict[str, str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
-    programs = [p for p in re.findall(r"```py\n(.*?)```", page, re.DOTALL) if "openenv" in p]
+    programs = [p for p in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "openenv" in p]
     programs = [program for program in programs if "GenericEnvClient" in program]
     assert len(programs) == 2
     use = "env = Guess(); env.reset(seed=3, prompt='p'); print(env.guess(5), env.get_reward())"

@@ -28,11 +28,17 @@ from gem_train.imports import after_import
 _KNOWN = ("skyrl", ">=0.4.0,<0.5")
 _SERVERS = "skyrl.backends.skyrl_train.inference_servers"
 _BACKEND = "cpu:gloo,cuda:nccl"
-_state = {"replaced": False}
+_state = {"installed": False, "replaced": False}
 
 
 def install() -> None:
-    """Register the replacements, which take effect when SkyRL's trainer is imported."""
+    """Register the replacements, which take effect when SkyRL's trainer is imported.
+
+    A second call changes nothing.
+    """
+    if _state["installed"]:
+        return
+    _state["installed"] = True
     if sys.version_info < (3, 12):
         schema = "pydantic._internal._generate_schema"
         after_import("skyrl", lambda module: after_import(schema, _typed_dicts))
