@@ -230,7 +230,7 @@ nightly-own: env-dev
 	  tests/conformance/test_executors.py tests/cpu
 	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/bench tests/eval tests/packages
 nightly-trainers: $(TRAINER_ENVS)
-	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_passes.py tests/conformance/test_penalty.py tests/conformance/test_keys.py
+	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_audits.py tests/conformance/test_passes.py tests/conformance/test_penalty.py tests/conformance/test_keys.py
 nightly-learn: env-dev
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
 nightly-adapters: $(TRAINER_ENVS)

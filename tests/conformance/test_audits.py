@@ -13,6 +13,9 @@ from gem_train.record import read_run
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.audit import audit, judge, lines
 
+# The other trainers are audited nightly.
+IN_CI = ("verl", "trl")
+
 SETTINGS = (
     "training.iterations=6",
     # Updates that are small enough that rounding does not grow from one to the next.
@@ -22,7 +25,15 @@ SETTINGS = (
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        trainer
+        if trainer in IN_CI or not isinstance(trainer, str)
+        else pytest.param(trainer, marks=pytest.mark.nightly)
+        for trainer in TRAINERS
+    ],
+)
 def test_the_reference_would_have_made_the_same_of_a_sampled_run(
     trainer: str, run: Callable[..., Path], keep: Callable[[str, str], None], tmp_path: Path
 ) -> None:

@@ -119,7 +119,7 @@ CASES: Mapping[str, Case] = {
         ("algorithm.advantage=reinforce", "training.iterations=3"),
     ),
 }
-IN_CI = [(name, "trl") for name in ("cosine", "clips", "row-mean-token-mean", "min-p", "shaping")]
+IN_CI = [(name, "trl") for name in ("cosine", "min-p", "shaping")]
 
 
 @pytest.fixture(scope="module")
