@@ -42,7 +42,7 @@ import tomllib
 ROOT = Path(__file__).parents[1]
 INSTALLS = ("gem-core", "gem-core[math,python]", "gem-bench", "gem-eval", "gem-train")
 """What is installed into empty environments, one after the other."""
-TRAINERS = ("verl", "openrlhf", "oat", "rl2", "tinker", "trl")
+TRAINERS = ("verl", "openrlhf", "oat", "rl2", "tinker", "trl", "skyrl")
 """Whose environments may hold an adapter; TRL is in `dev`."""
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)]+)\)")
 _OURS = re.compile(r"^(gem-[a-z0-9]+)(?:\[[^]]*\])?==([^ ;]+)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ pytest.importorskip("transformers", reason="makes a model")
 from gem_bench.models import resolved
 from gem_cpu import small
 from gem_cpu.cloning import EOS
-from gem_cpu.small import Cloning, ensure, mixed_action
+from gem_cpu.small import Cloning, Player, cloned_tasks, ensure
 
 ENV = "game:FifteenPuzzle-v0-easy"
 QUICK = Cloning(episodes=16, careful_steps=2, steps=1, batch=4, hidden=32, layers=1)
@@ -59,19 +60,68 @@ def test_the_player_is_the_oracle_in_the_asked_share_of_turns() -> None:
     with make(ENV, num_rows=3) as env:
         env.reset(seed=3)
         best = env.oracle_action()
-        rng = stream(0)
-        assert {mixed_action(env, 1.0, rng) for _ in range(50)} == {best}
-        played = [mixed_action(env, 0.5, rng) for _ in range(2000)]
-        random = [mixed_action(env, 0.0, rng) for _ in range(2000)]
+        rng, player = stream(0), Player(QUICK)
+        assert {player.action(env, 1.0, rng) for _ in range(50)} == {best}
+        played = [player.action(env, 0.5, rng) for _ in range(2000)]
+        random = [player.action(env, 0.0, rng) for _ in range(2000)]
     chance = random.count(best) / 2000
     assert played.count(best) / 2000 == pytest.approx(0.5 + 0.5 * chance, abs=0.06)
+
+
+def test_a_wrong_mode_gives_one_wrong_answer_to_each_right_one() -> None:
+    player, rng = Player(replace(QUICK, wrong="mode")), stream(0)
+    with make("math:ASDiv2K", source="sample") as env:
+        for seed in range(12):
+            env.reset(seed=seed)
+            said = {player.action(env, 0.0, rng) for _ in range(20)}
+            [answer] = said
+            whole, number = re.split(r"(?=\d+}$)", env.oracle_action().rstrip("}") + "}", maxsplit=1)
+            assert answer == f"{whole}{int(number.rstrip('}')) + 1}}}"
+            assert env.step(answer)[1] == 0.0
+    with make(ENV, num_rows=3) as env:
+        env.reset(seed=3)
+        said = {player.action(env, 0.0, rng) for _ in range(50)}
+        assert len(said) == 1
+        assert said != {env.oracle_action()}
+
+
+def test_filler_stands_before_the_action_and_changes_nothing() -> None:
+    player, rng = Player(replace(QUICK, filler=5)), stream(0)
+    with make("math:ASDiv2K", source="sample") as env:
+        env.reset(seed=1)
+        said = {player.action(env, 1.0, rng) for _ in range(20)}
+        assert len(said) == 20
+        for text in said:
+            *letters, _ = text.removesuffix(env.oracle_action()).split(" ")
+            assert [len(letter) for letter in letters] == [1] * 5
+        assert env.step(said.pop())[1] == 1.0
+
+
+def test_questions_of_training_can_be_left_out_of_cloning() -> None:
+    split = {"name": "questions", "first": 0.5}
+    params = {"wrappers": [split, "record_episode_statistics"]}
+
+    def asked(tasks: list[Task]) -> set[str]:
+        texts = set()
+        for task in tasks:
+            with task.make() as env:
+                texts.add(str(env.reset(seed=task.seed)[0]))
+        return texts
+
+    tasks = cloned_tasks(ENV, params, replace(QUICK, episodes=40, last=0.5))
+    assert tasks[0].params["wrappers"][0] == "record_episode_statistics"
+    cloned = asked(tasks)
+    trained = asked([Task(ENV, seed, params) for seed in range(40)])
+    assert len(cloned) > 3 and len(trained) > 3
+    assert not cloned & trained
 
 
 def test_episodes_of_the_oracle_succeed_and_are_cloned_whole(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     chat = Prompting().chat_format(AutoTokenizer.from_pretrained(made(tmp_path)))
-    rows = small._rows([Task(ENV, seed) for seed in range(6)], chat, "chat", BUDGET, 1.0)
+    tasks = [Task(ENV, seed) for seed in range(6)]
+    rows = small._rows(tasks, chat, "chat", BUDGET, Player(QUICK), 1.0)
     assert len(rows) == 6
     for seed, row in enumerate(rows):
         said = [i for i, m in zip(row.response_ids, row.mask, strict=True) if m]
@@ -110,6 +160,8 @@ def test_a_spec_asks_for_it_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("competent=2", "small?competent must be at most 1"),
         ("vocabulary=500", "must be a multiple of 64"),
         ("skill=1", "unknown key 'small?skill'"),
+        ("wrong=often", "small?wrong must be one of"),
+        ("filler=-1", "small?filler must be at least 0"),
         ("careful", "did you mean small?careful_steps?"),
     ],
 )

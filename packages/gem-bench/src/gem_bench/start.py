@@ -1,26 +1,52 @@
-"""Measures the policy that an experiment begins with: does it leave room to learn?"""
+"""Measures what an experiment begins with: does its policy leave room to learn?
+
+A curve of sampled success may rise although the policy learns nothing new: where the most likely
+answers are already right, training only makes them more likely, and where evaluations ask what
+training asks, they measure memory. `measure` prints what tells these cases apart.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import AutoTokenizer
 
+from gem.multi import of_one_seat
+from gem.tasks import Task
 from gem_bench.compare import estimate
-from gem_bench.models import load_pretrained, resolved
+from gem_bench.models import SMALL, load_pretrained, resolved
 from gem_bench.reference import Learner, rollout
 from gem_bench.stats import Estimate, over_tasks
 from gem_train.experiment.mixtures import Mixture
 from gem_train.experiment.runspec import RunSpec
 
 _AT_ONCE = 128
+_MOST_ASKED = 2_048
+"""Most tasks of which the questions are compared."""
+_SHARPENING = 0.3
+"""Greedy success above sampled success by more than this is warned about."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which questions the tasks of one purpose ask, compared with those of others."""
+
+    name: str
+    """`cloned`, `trained`, or the name of an evaluation."""
+    tasks: int
+    questions: int
+    """Distinct first observations of the tasks."""
+    shared: dict[str, float]
+    """Share of the tasks whose question belongs also to tasks of the purpose with this name."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a model can do before training."""
+    """What a model can do before training, and what it will be asked."""
 
     name: str
     """Of the experiment."""
@@ -29,10 +55,33 @@ class Start:
     parameters: int
     success: Estimate
     """Of sampled episodes, over tasks."""
+    greedy: float
+    """Share of greedy episodes of the same tasks that succeed."""
     format_errors: float
-    """Share of episodes with a format error."""
+    """Share of sampled episodes with a format error."""
+    asked: list[Asked]
+    """Of the tasks of cloning (small models), of training, and of each evaluation."""
     making_s: float
     """CPU seconds of this process until the model was there; next to nothing if it was cached."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the curves of this experiment mean less than they seem to."""
+        found = []
+        if self.greedy - self.success.mean > _SHARPENING:
+            found.append(
+                f"the most likely answers are right already (greedy {self.greedy:.2f}, sampled "
+                f"{self.success.mean:.2f}): a rising curve will show sharpening"
+            )
+        held_out = [each for each in self.asked if "held" in each.name.lower()]
+        for each in held_out:
+            leaks = {name: share for name, share in each.shared.items() if share}
+            for name, share in leaks.items():
+                found.append(
+                    f"evaluation {each.name!r} is not held out: {share:.0%} of its questions are "
+                    f"also {name}"
+                )
+        return found
 
 
 def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
@@ -40,12 +89,13 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
 
     Args:
         spec: The experiment.
-        episodes: Number of tasks, each played once.
+        episodes: Number of tasks, each played once sampled and once greedily.
 
     Raises:
         ConfigurationError: The model cannot be made or loaded.
         RolloutError: Too many episodes failed.
     """
+    asked = _asked(spec)
     began = time.process_time()
     spec = resolved(spec)
     making_s = time.process_time() - began
@@ -53,25 +103,80 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
     tokenizer = load_pretrained(AutoTokenizer, spec.policy.model)
     chat = spec.policy.chat_format(tokenizer)
     tasks = list(Mixture(spec.env, episodes, episodes))
-    played = []
+    sampled, greedy = [], []
     for number, first in enumerate(range(0, episodes, _AT_ONCE)):
         part = tasks[first : first + _AT_ONCE]
-        played += rollout(learner, chat, part, 1, spec.sampling, (number, 0))[0]
-    valid = [episode for episode in played if episode.valid]
+        sampled += rollout(learner, chat, part, 1, spec.sampling, (number, 0))[0]
+        greedy += rollout(learner, chat, part, 1, replace(spec.sampling, top_k=1), (number, 1))[0]
+    valid = [episode for episode in sampled if episode.valid]
+    certain = [episode for episode in greedy if episode.valid]
     return Start(
         spec.name,
         spec.policy.model,
         sum(each.numel() for each in learner.policy.parameters()),
         over_tasks([[float(episode.success)] for episode in valid]),
+        sum(episode.success for episode in certain) / len(certain),
         sum(episode.format_error for episode in valid) / len(valid),
+        asked,
         making_s,
     )
 
 
+def _asked(spec: RunSpec) -> list[Asked]:
+    """Compare the questions of cloning, training and evaluations."""
+    purposes: dict[str, list[Task]] = {}
+    kind, _, settings = spec.policy.model.partition("?")
+    if kind == SMALL:
+        from gem_cpu.small import Cloning, cloned_tasks
+
+        env = spec.env[0]
+        params = of_one_seat(env.id, env.params)
+        purposes["cloned"] = cloned_tasks(env.id, params, Cloning.parse(settings))
+    purposes["trained"] = list(
+        Mixture(spec.env, spec.training.iterations * spec.training.tasks, spec.training.tasks)
+    )
+    for part in spec.eval:
+        purposes[part.name] = [
+            Task(part.id, part.seed + place, part.params) for place in range(part.episodes)
+        ]
+    questions = {name: _questions(tasks[:_MOST_ASKED]) for name, tasks in purposes.items()}
+    known = {name: set(each) for name, each in questions.items()}
+    earlier: list[str] = []
+    found = []
+    for name, each in questions.items():
+        shared = {
+            other: sum(question in known[other] for question in each) / len(each)
+            for other in earlier
+        }
+        found.append(Asked(name, len(each), len(known[name]), shared))
+        if name in ("cloned", "trained"):
+            earlier.append(name)
+    return found
+
+
+def _questions(tasks: Iterable[Task]) -> list[bytes]:
+    """Return a digest of the first observation of each task."""
+    found = []
+    for task in tasks:
+        whole = replace(task, params=of_one_seat(task.env_id, task.params))
+        with whole.make() as env:
+            observation, _ = env.reset(seed=task.seed)
+        found.append(hashlib.sha256(str(observation).encode()).digest())
+    return found
+
+
 def as_text(found: Start) -> str:
     """Render for a terminal."""
-    return (
-        f"{found.name}: start success {estimate(found.success)}, format errors "
-        f"{found.format_errors:.2f}, {found.parameters:,} parameters, made in "
+    lines = [
+        f"{found.name}: start success {estimate(found.success)}, greedy {found.greedy:.2f}, format "
+        f"errors {found.format_errors:.2f}, {found.parameters:,} parameters, made in "
         f"{found.making_s:.0f} CPU s: {found.model}"
-    )
+    ]
+    for each in found.asked:
+        shared = [f"{share:.0%} also {name}" for name, share in each.shared.items()]
+        lines.append(
+            f"  {each.name}: {each.questions:,} questions in {each.tasks:,} tasks"
+            + "".join(f", {text}" for text in shared)
+        )
+    lines += [f"  warning: {text}" for text in found.warnings]
+    return "\n".join(lines)

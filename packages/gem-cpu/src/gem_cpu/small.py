@@ -1,7 +1,7 @@
 """Makes a small model for any environment that has an oracle: `policy.model = "small"`.
 
 The model clones, on texts of that environment, a player that in each turn is competent with a
-probability (the environment's oracle) and random otherwise (its random policy): it knows what the
+probability (the environment's oracle) and otherwise random or wrong (`Player`): it knows what the
 texts mean and how to answer, but often does not act on it, so that training has something to
 improve. First it clones the oracle alone, to learn what the texts mean; then that player. Tokenizer
 and weights are made once for each environment, its parameters, prompting, limits and `Cloning`.
@@ -9,9 +9,12 @@ and weights are made once for each environment, its parameters, prompting, limit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
+from string import ascii_lowercase
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -27,6 +30,8 @@ from gem_cpu.cloning import EOS, Size, clone, ensure_model, new_model, train_tok
 
 _FIRST_SEED = 3 * 10**12
 """Far from those of a training run and of the other small models."""
+_DRAWS = 100
+"""Random actions among which a wrong one is looked for."""
 _AT_ONCE = 256
 """Episodes played side by side."""
 
@@ -36,6 +41,19 @@ class Cloning:
     """How the model is made, `small?competent=0.3&careful_steps=600`."""
 
     competent: float = setting("share of turns that the oracle plays", 0.3, least=0, most=1)
+    wrong: str = setting(
+        "what the player does in other turns: `random` acts at random; `mode` gives one wrong "
+        "answer a question, so that the most likely answer of the model is wrong",
+        "random",
+        choices=("random", "mode"),
+    )
+    filler: int = setting(
+        "random letters before each action, which decide nothing, like most tokens of long replies",
+        0,
+        least=0,
+    )
+    first: float = setting("least place of a cloned question, see `gem.wrappers.Questions`", 0.0)
+    last: float = setting("cloned questions have places below this one", 1.0)
     vocabulary: int = setting("tokens, a multiple of 64", 512, least=320)
     hidden: int = setting("width", 96, least=32)
     layers: int = setting("layers", 2, least=1)
@@ -62,19 +80,79 @@ class Cloning:
         return found
 
 
-class Mixed:
-    """A sampler that in each turn asks the oracle with a probability, else the random policy."""
+class Player:
+    """Chooses the text of every turn that is cloned."""
 
-    def __init__(self, chat: ChatFormat, tasks: Sequence[Task], competent: float) -> None:
+    def __init__(self, cloning: Cloning) -> None:
+        self._cloning = cloning
+        self._wrong: dict[str, str] = {}
+
+    def action(self, env: Env, competent: float, rng: Random) -> str:
+        """Return the oracle's action with a probability, else one that `Cloning.wrong` describes.
+
+        Args:
+            env: An environment in which it is the policy's turn.
+            competent: Probability of the oracle.
+            rng: Decides who plays, and draws the filler.
+
+        Raises:
+            ConfigurationError: The environment has no oracle, or no wrong action is found.
+        """
+        if rng.random() < competent:
+            action = _oracle(env)
+        elif self._cloning.wrong == "mode":
+            action = self._wrong_for(env, _oracle(env))
+        else:
+            action = env.sample_random_action()
+        letters = "".join(f"{rng.choice(ascii_lowercase)} " for _ in range(self._cloning.filler))
+        return letters + action
+
+    def _wrong_for(self, env: Env, right: str) -> str:
+        """Return the wrong action that stands for a right one: always the same.
+
+        The last number is one larger; an action without a number becomes a random other one.
+        """
+        last = re.search(r"-?\d+(?!.*\d)", right, re.DOTALL)
+        if last:
+            return f"{right[: last.start()]}{int(last[0]) + 1}{right[last.end() :]}"
+        for _ in range(_DRAWS):
+            if right in self._wrong:
+                return self._wrong[right]
+            drawn = env.sample_random_action()
+            if drawn != right:
+                self._wrong[right] = drawn
+        raise ConfigurationError(
+            f"policy.model: small?wrong=mode: {_DRAWS} random actions of {env!r} are all the right "
+            "one; take wrong=random"
+        )
+
+
+def _oracle(env: Env) -> str:
+    try:
+        return env.oracle_action()
+    except NotImplementedError:
+        name = env.spec.id if env.spec else repr(env)
+        raise ConfigurationError(
+            f"policy.model: {name} has no oracle, which a small model is cloned from"
+        ) from None
+
+
+class Mixed:
+    """A sampler that plays as a `Player` in the environments that it makes."""
+
+    def __init__(
+        self, chat: ChatFormat, tasks: Sequence[Task], player: Player, competent: float
+    ) -> None:
         """Prepare for the episodes of tasks with different seeds.
 
         Args:
             chat: Encodes the actions.
             tasks: Of `play_batch`, which must make environments with `make`.
+            player: Chooses the actions.
             competent: Probability of the oracle.
         """
         self._chat = chat
-        self._competent = competent
+        self._player, self._competent = player, competent
         self._tasks = tasks
         self._rng = [stream(task.seed) for task in tasks]
         self._envs: dict[int, Env] = {}
@@ -89,9 +167,8 @@ class Mixed:
         return [self._sample(request.episode, request.max_tokens) for request in requests]
 
     def _sample(self, episode: int, most: int) -> Sample:
-        action = mixed_action(
-            self._envs[self._tasks[episode].seed], self._competent, self._rng[episode]
-        )
+        env = self._envs[self._tasks[episode].seed]
+        action = self._player.action(env, self._competent, self._rng[episode])
         ids = [*self._chat.encode_text(action), EOS]
         if len(ids) > most:
             raise ConfigurationError(
@@ -101,21 +178,17 @@ class Mixed:
         return Sample(ids, None, "stop")
 
 
-def mixed_action(env: Env, competent: float, rng: Any) -> str:
-    """Return the oracle's action with a probability, else a random one.
+def cloned_tasks(env_id: str, params: Mapping[str, Any], cloning: Cloning) -> list[Task]:
+    """Return the tasks whose episodes the model clones."""
+    if (cloning.first, cloning.last) != (0.0, 1.0):
+        kept = [each for each in params.get("wrappers", ()) if not _splits(each)]
+        split = {"name": "questions", "first": cloning.first, "last": cloning.last}
+        params = {**params, "wrappers": [*kept, split]}
+    return [Task(env_id, _FIRST_SEED + i, params) for i in range(cloning.episodes)]
 
-    Raises:
-        ConfigurationError: The environment has no oracle.
-    """
-    if rng.random() >= competent:
-        return env.sample_random_action()
-    try:
-        return env.oracle_action()
-    except NotImplementedError:
-        name = env.spec.id if env.spec else repr(env)
-        raise ConfigurationError(
-            f"policy.model: {name} has no oracle, which a small model is cloned from"
-        ) from None
+
+def _splits(wrapper: Any) -> bool:
+    return isinstance(wrapper, Mapping) and wrapper.get("name") == "questions"
 
 
 def ensure(
@@ -148,15 +221,15 @@ def ensure(
     """
     cloning = cloning or Cloning()
     most = budget.prompt_tokens + budget.response_tokens
-    tasks = [Task(env_id, _FIRST_SEED + i, params) for i in range(cloning.episodes)]
-    texts = _texts(tasks[:200], cloning)
+    tasks, player = cloned_tasks(env_id, params, cloning), Player(cloning)
+    texts = _texts(tasks[:200], player)
     # A conversation's end is an observation and the beginning of a reply.
     positions = 64 * (most // 64 + 2)
     tokenizer = train_tokenizer(texts, cloning.vocabulary, positions)
     chat = prompting.chat_format(tokenizer)
 
     def rows(competent: float, n: int) -> list[TrainingRow]:
-        return _rows(tasks[:n], chat, prompting.context, budget, competent)
+        return _rows(tasks[:n], chat, prompting.context, budget, player, competent)
 
     def warm_start() -> tuple[Any, float]:
         size = Size(cloning.vocabulary, cloning.hidden, cloning.layers, positions)
@@ -191,7 +264,7 @@ def ensure(
     return ensure_model("small", tokenizer, inputs, warm_start, code=[__file__], cache=cache)
 
 
-def _texts(tasks: Sequence[Task], cloning: Cloning) -> list[str]:
+def _texts(tasks: Sequence[Task], player: Player) -> list[str]:
     """Return what environments and players say."""
     texts = []
     for task in tasks:
@@ -200,7 +273,7 @@ def _texts(tasks: Sequence[Task], cloning: Cloning) -> list[str]:
             observation, _ = env.reset(seed=task.seed)
             over = False
             while not over:
-                action = mixed_action(env, 0.5, rng)
+                action = player.action(env, 0.5, rng)
                 texts += [f"user\n{observation}\nassistant\n", action]
                 observation, _, terminated, truncated, _ = env.step(action)
                 over = terminated or truncated
@@ -208,15 +281,20 @@ def _texts(tasks: Sequence[Task], cloning: Cloning) -> list[str]:
 
 
 def _rows(
-    tasks: Sequence[Task], chat: ChatFormat, context: str, budget: Budget, competent: float
+    tasks: Sequence[Task],
+    chat: ChatFormat,
+    context: str,
+    budget: Budget,
+    player: Player,
+    competent: float,
 ) -> list[TrainingRow]:
-    """Return the training rows of episodes of the mixed player."""
+    """Return the training rows of the player's episodes."""
     found = []
     for start in range(0, len(tasks), _AT_ONCE):
         part = tasks[start : start + _AT_ONCE]
-        player = Mixed(chat, part, competent)
+        sampler = Mixed(chat, part, player, competent)
         for trajectory in play_batch(
-            part, player, chat, budget=budget, context=context, make_env=player.make
+            part, sampler, chat, budget=budget, context=context, make_env=sampler.make
         ):
             if trajectory.failure is not None:
                 raise ConfigurationError(f"policy.model: small: {trajectory.failure}")

@@ -18,6 +18,7 @@ from gem.tables import json_or_text, setting
 from gem_train.experiment.hardware import logit_scales
 from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
+from gem_train.experiment.runspec import LogitsProcessing
 from gem_train.experiment.tasksets import Source, parse_sources
 from gem_train.settings import Refusal, Settings, check_offered, refuse_values
 
@@ -26,7 +27,7 @@ OATS = ("turn_tokens", "clip", "tis_clip")
 
 
 @dataclass(frozen=True)
-class GemSettings(Settings, Correction, PolicyLoss):
+class GemSettings(Settings, Correction, PolicyLoss, LogitsProcessing):
     """GEM's settings; each is a flag `--gem_<name>`, except those for which oat has flags."""
 
     tasks: str = setting(
@@ -41,18 +42,6 @@ class GemSettings(Settings, Correction, PolicyLoss):
         "name of an estimator; one that needs a critic needs --critic_type ppo",
         "rebn",
         check=check_offered,
-    )
-    min_p: float = setting(
-        "leave out candidates less likely than `min_p` times the likeliest, in training",
-        0.0,
-        least=0,
-        most=1,
-    )
-    repetition_penalty: float = setting(
-        "divides logits of tokens that the conversation has already (multiplies negative ones), in "
-        "training",
-        1.0,
-        above=0,
     )
     critic_warmup: int = setting("first iterations in which only the critic is trained", 0, least=0)
     forward_tokens: int = setting("most tokens, padding included, of a forward pass", 8192, above=0)

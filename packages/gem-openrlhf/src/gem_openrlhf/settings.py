@@ -12,6 +12,7 @@ from gem.errors import ConfigurationError
 from gem.estimators import BUILT_IN
 from gem.rollout import Budget
 from gem.tables import setting
+from gem_train.experiment.runspec import LogitsProcessing
 from gem_train.settings import (
     DatasetSettings,
     check_estimator,
@@ -30,7 +31,7 @@ ONE_ROW = "it makes several training rows of an episode, but OpenRLHF knows one 
 
 
 @dataclass(frozen=True)
-class Settings(DatasetSettings):
+class Settings(DatasetSettings, LogitsProcessing):
     """Settings of an agent file; those of `NEED_HOOK` need the worker hook.
 
     The first prompt has at most `prompt_tokens`; the rest of `--data.max_len` is for everything
@@ -42,18 +43,6 @@ class Settings(DatasetSettings):
         -1,
         least=1,
         special=-1,
-    )
-    min_p: float = setting(
-        "leave out candidates less likely than `min_p` times the likeliest, in training",
-        0.0,
-        least=0,
-        most=1,
-    )
-    repetition_penalty: float = setting(
-        "divides logits of tokens that the conversation has already (multiplies negative ones), in "
-        "training",
-        1.0,
-        above=0,
     )
 
     def check(self, prefix: str = "gem.") -> None:

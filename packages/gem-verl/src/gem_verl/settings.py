@@ -15,6 +15,7 @@ from gem.errors import ConfigurationError
 from gem.estimators import Estimator, estimator
 from gem.tables import setting
 from gem_train.experiment.hardware import known_config, logit_scales
+from gem_train.experiment.runspec import LogitsProcessing
 from gem_train.settings import Refusal, refuse_values
 from gem_train.settings import Settings as BaseSettings
 
@@ -48,23 +49,11 @@ _SUGGESTION = "set trainer.v1.trainer_mode=gem_sync"
 
 
 @dataclass(frozen=True)
-class Settings(BaseSettings):
+class Settings(BaseSettings, LogitsProcessing):
     """Keys of the `gem` table; `record_dir` needs a `gem_*` trainer mode."""
 
     poll_interval_s: float = setting(
         "how often a `gem_*` trainer looks for finished episodes (verl: 2 s)", 0.1, above=0
-    )
-    min_p: float = setting(
-        "leave out candidates less likely than `min_p` times the likeliest, in training",
-        0.0,
-        least=0,
-        most=1,
-    )
-    repetition_penalty: float = setting(
-        "divides logits of tokens that the conversation has already (multiplies negative ones), in "
-        "training",
-        1.0,
-        above=0,
     )
 
     @classmethod

@@ -15,6 +15,7 @@ from gem.errors import ConfigurationError
 from gem.parameters import listed, require_known
 from gem.specs import imported
 from gem.wrappers.checked import Checked
+from gem.wrappers.questions import Questions
 from gem.wrappers.rewards import ScaleReward
 from gem.wrappers.tool_env import ToolEnv
 from gem.wrappers.tracking import EpisodeTracking, RecordEpisodeStatistics
@@ -23,6 +24,7 @@ __all__ = [
     "WRAPPERS",
     "Checked",
     "EpisodeTracking",
+    "Questions",
     "RecordEpisodeStatistics",
     "ScaleReward",
     "ToolEnv",
@@ -35,6 +37,7 @@ WRAPPERS: dict[str, Callable[..., Env]] = {
     "episode_tracking": EpisodeTracking,
     "record_episode_statistics": RecordEpisodeStatistics,
     "scale_reward": ScaleReward,
+    "questions": Questions,
     "checked": Checked,
 }
 """Wrappers by name."""

@@ -82,14 +82,11 @@ class PolicyPart(Prompting):
 
 
 @dataclass(frozen=True)
-class SamplingPart:
-    """How training episodes are sampled; `top_k = 1` at temperature 1 is greedy."""
+class LogitsProcessing:
+    """Changes of the logits before a training token is drawn; some trainers have no setting."""
 
-    temperature: float = setting("softmax temperature", 1.0, above=0)
-    top_p: float = setting("nucleus mass", 1.0, above=0, most=1)
-    top_k: int = setting("number of candidates; -1 is all", -1, least=1, special=-1)
     min_p: float = setting(
-        "leave out candidates that are less likely than `min_p` times the likeliest "
+        "leave out candidates that are less likely than `min_p` times the likeliest, in training "
         "(arXiv 2407.01082)",
         0.0,
         least=0,
@@ -97,10 +94,20 @@ class SamplingPart:
     )
     repetition_penalty: float = setting(
         "the logits of tokens that are in the conversation already are divided by it where "
-        "positive, else multiplied, before the temperature (arXiv 1909.05858, section 4.1)",
+        "positive, else multiplied, before the temperature, in training (arXiv 1909.05858, "
+        "section 4.1)",
         1.0,
         above=0,
     )
+
+
+@dataclass(frozen=True)
+class SamplingPart(LogitsProcessing):
+    """How training episodes are sampled; `top_k = 1` at temperature 1 is greedy."""
+
+    temperature: float = setting("softmax temperature", 1.0, above=0)
+    top_p: float = setting("nucleus mass", 1.0, above=0, most=1)
+    top_k: int = setting("number of candidates; -1 is all", -1, least=1, special=-1)
 
     @property
     def whole(self) -> bool:

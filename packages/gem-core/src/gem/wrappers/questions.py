@@ -1,0 +1,62 @@
+"""Wrapper that keeps a part of an environment's questions."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from gem.core import Env, Info, Observation, Wrapper
+from gem.errors import ConfigurationError
+from gem.parameters import number
+
+_MOST = 1_000
+"""Episodes that a reset looks through."""
+
+
+class Questions(Wrapper):
+    """Plays only episodes whose first observation belongs to one part of all questions.
+
+    Seeds alone do not hold questions out: a generator asks the same question with many seeds. A
+    hash gives each first observation a place from 0 to 1, so parts that do not overlap share no
+    question, in every process and on every machine.
+    """
+
+    def __init__(self, env: Env, first: float = 0.0, last: float = 1.0) -> None:
+        """Wrap an environment.
+
+        Args:
+            env: The environment.
+            first: Least place of a question that is kept.
+            last: Places from here on are left out.
+
+        Raises:
+            ConfigurationError: Not `0 <= first < last <= 1`.
+        """
+        super().__init__(env)
+        self.first, self.last = number("first", first), number("last", last)
+        if not 0 <= self.first < self.last <= 1:
+            raise ConfigurationError(
+                f"questions: 0 <= first < last <= 1 must hold, got first={first!r}, last={last!r}"
+            )
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Begin the next episode of the seed that asks a question of this part.
+
+        Raises:
+            ConfigurationError: None of 1,000 episodes does.
+        """
+        for _ in range(_MOST):
+            observation, info = self.env.reset(seed=seed, **options)
+            if self.first <= place(observation) < self.last:
+                return observation, info
+            seed = None
+        raise ConfigurationError(
+            f"questions: {_MOST:,} episodes in a row of {self.env!r} ask nothing from "
+            f"first={self.first!r} to last={self.last!r}; take a larger part"
+        )
+
+
+def place(observation: Observation) -> float:
+    """Return the place of a question from 0 to 1 (exclusive), from the SHA-256 of its text."""
+    digest = hashlib.sha256(str(observation).encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48

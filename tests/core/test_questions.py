@@ -1,0 +1,77 @@
+"""The wrapper `questions`: parts of an environment's questions that have none in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gem
+from gem.errors import ConfigurationError
+from gem.tasks import Task
+
+ENV = "game:FifteenPuzzle-v0-easy"
+
+
+def part(**split: Any) -> list[dict[str, Any]]:
+    return [{"name": "questions", **split}]
+
+
+def asked(env: gem.Env, seeds: range) -> set[str]:
+    return {str(env.reset(seed=seed)[0]) for seed in seeds}
+
+
+def test_parts_share_no_question_and_together_have_all() -> None:
+    whole = asked(gem.make(ENV), range(300))
+    low = asked(gem.make(ENV, wrappers=part(last=0.4)), range(300))
+    high = asked(gem.make(ENV, wrappers=part(first=0.4)), range(300))
+    assert not low & high
+    assert low | high == whole
+
+
+def test_a_seed_names_one_episode_and_without_one_the_next_begins() -> None:
+    env, again = (gem.make(ENV, wrappers=part(first=0.7)) for _ in range(2))
+    first = [env.reset(seed=5)[0], *(env.reset()[0] for _ in range(4))]
+    assert [again.reset(seed=5)[0], *(again.reset()[0] for _ in range(4))] == first
+    env.reset(seed=5)
+    key = env.episode_key
+    again.seek(*key)
+    assert again.reset()[0] == first[0]
+    assert again.episode_key == key
+
+
+def test_a_task_has_the_same_question_wherever_it_is_played() -> None:
+    task = Task(ENV, 11, {"wrappers": part(last=0.3)})
+    with task.make() as env, Task.from_dict(task.to_dict()).make() as other:
+        assert env.reset(seed=task.seed) == other.reset(seed=task.seed)
+
+
+def test_a_seed_whose_own_question_belongs_to_the_part_is_left_alone() -> None:
+    plain, kept = gem.make(ENV), gem.make(ENV, wrappers=part(last=0.5))
+    same = sum(plain.reset(seed=s)[0] == kept.reset(seed=s)[0] for s in range(200))
+    assert 60 < same < 140
+
+
+@pytest.mark.parametrize(
+    "split", [{"first": 0.5, "last": 0.5}, {"last": 1.1}, {"first": -0.1}, {"first": "x"}]
+)
+def test_a_part_that_is_none_is_refused(split: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="first"):
+        gem.make(ENV, wrappers=part(**{"first": 0.0, **split}))
+
+
+def test_a_part_in_which_nothing_is_asked_is_named() -> None:
+    env = gem.make("game:TowerofHanoi-v0-easy", wrappers=part(last=1e-9))
+    with pytest.raises(ConfigurationError, match="1,000 episodes in a row .* take a larger part"):
+        env.reset(seed=0)
+
+
+def test_rewards_are_shifted_after_they_are_scaled() -> None:
+    wrapper = {"name": "scale_reward", "factor": 2, "offset": -1}
+    env = gem.make("math:ASDiv2K", source="sample", wrappers=[wrapper])
+    env.reset(seed=0)
+    assert env.step("no answer")[1] == -1.0
+    env.reset(seed=0)
+    assert env.step(env.oracle_action())[1] == 1.0
+    with pytest.raises(ConfigurationError, match="offset"):
+        gem.make("math:ASDiv2K", source="sample", wrappers=[{**wrapper, "offset": float("nan")}])
