@@ -75,8 +75,9 @@ def test_a_wrong_mode_gives_one_wrong_answer_to_each_right_one() -> None:
             env.reset(seed=seed)
             said = {player.action(env, 0.0, rng) for _ in range(20)}
             [answer] = said
-            whole, number = re.split(r"(?=\d+}$)", env.oracle_action().rstrip("}") + "}", maxsplit=1)
-            assert answer == f"{whole}{int(number.rstrip('}')) + 1}}}"
+            *_, last = re.findall(r"\d+", env.oracle_action())
+            head, _, tail = env.oracle_action().rpartition(last)
+            assert answer == f"{head}{int(last) + 1}{tail}"
             assert env.step(answer)[1] == 0.0
     with make(ENV, num_rows=3) as env:
         env.reset(seed=3)
