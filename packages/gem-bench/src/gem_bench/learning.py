@@ -38,7 +38,7 @@ def _cause(train: Sequence[dict[str, Any]]) -> str:
     if not same:
         return (
             "episodes differ in their returns, but not within what the advantage compares: "
-            "groups in which all are alike, or responses of which no token counts"
+            "groups in which all are alike, or responses without a token that counts"
         )
     earned = {line.get("return_mean") for line in train}
     if earned == {0.0}:

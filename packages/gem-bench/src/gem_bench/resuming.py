@@ -55,7 +55,7 @@ def check_begun_alike(run_dir: Path, earlier: Mapping[str, Any], now: Mapping[st
 
 
 def check_ended(run_dir: Path, earlier: Mapping[str, Any]) -> None:
-    """Refuse to touch a run of which processes live, as they do where gem-bench was killed.
+    """Refuse to touch a run whose processes still live, for instance after gem-bench was killed.
 
     Raises:
         ConfigurationError: Some do; the message has their ids.

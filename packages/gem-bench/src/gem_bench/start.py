@@ -26,7 +26,7 @@ from gem_train.experiment.runspec import RunSpec
 
 _AT_ONCE = 128
 _MOST_ASKED = 2_048
-"""Most tasks of which the questions are compared."""
+"""Most tasks whose questions are compared."""
 _SHARPENING = 0.3
 """Greedy success above sampled success by more than this is warned about."""
 

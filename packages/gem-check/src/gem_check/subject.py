@@ -61,7 +61,7 @@ class Subject:
 
     @cached_property
     def game(self) -> MultiAgentEnv | None:
-        """The game of several agents of which the environment is a seat, if it is one."""
+        """The game whose seat the environment is; None if it is not a seat."""
         with self.factory() as env:
             seat = env.unwrapped
             return seat.game.spawn() if isinstance(seat, Seat) else None

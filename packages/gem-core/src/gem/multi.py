@@ -209,7 +209,7 @@ def agents(id: str, params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def all_seats(params: Mapping[str, Any]) -> bool:
-    """Whether parameters of a task ask for a match of which all seats are trained."""
+    """Whether parameters of a task ask for a match in which all seats are trained."""
     return params.get("seat") == ALL
 
 

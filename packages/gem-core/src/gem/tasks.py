@@ -46,7 +46,7 @@ class Task:
 
 
 class TaskSequence(Sequence[Task], ABC):
-    """`n` tasks, of which each is made when it is asked for."""
+    """`n` tasks; each is made when it is asked for."""
 
     n: int
 

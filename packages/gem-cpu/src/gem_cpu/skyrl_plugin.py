@@ -3,7 +3,7 @@
 SkyRL has no platform abstraction, so `startup/sitecustomize.py` calls `install` in every process;
 without `GEM_CPU=1` it is not called. Replaced:
 
-- `flash_attn`, of which SkyRL imports two functions: gem-cpu's stand-in for OpenRLHF.
+- `flash_attn`, two functions: gem-cpu's stand-in for OpenRLHF.
 - `torch.cuda.current_device`: returns "cpu". `set_device`, `synchronize`, `empty_cache`,
   `manual_seed_all`, `ipc_collect` do nothing; memory is reported as 0, of 16 GB.
 - `Tensor.cuda`: returns the tensor. `torch.empty(device="cuda")`: the CPU.

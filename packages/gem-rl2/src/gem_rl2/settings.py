@@ -25,7 +25,7 @@ class Settings(DatasetSettings):
     response_tokens: int | None = setting(
         "most tokens appended to a fresh prompt; by default the rest of a row", None, least=1
     )
-    epochs: int = setting("passes over a batch, of which RL2 itself has one", 1, least=1)
+    epochs: int = setting("passes over a batch; RL2 itself makes one", 1, least=1)
     evaluate_from: int = setting(
         "0 evaluates before the first iteration, too, which RL2 does not", 1, least=0, most=1
     )

@@ -31,7 +31,7 @@ EPISODE, SLOT = "gem_episode", "env_ids"
 def columns(trajectory: Trajectory, length: int, pad_id: int, stop_id: int) -> dict[str, Tensor]:
     """Return ROLL's tensors of an episode, each `[1, length]`, `infer_logprobs` `[1, length - 1]`.
 
-    A failed episode, or one without a sampled token, becomes a row of which nothing is trained on.
+    A failed episode, or one without a sampled token, becomes a row without a trained token.
 
     Args:
         trajectory: The episode, of at most `length` tokens.

@@ -304,7 +304,7 @@ class PackedTrajectory:
 
 
 Played: TypeAlias = Trajectory | PackedTrajectory
-"""A played episode, of which numbers can be read."""
+"""A played episode whose numbers can be read."""
 
 
 def unpacked(trajectory: Played) -> Trajectory:

@@ -1,6 +1,6 @@
 """Training rows inside a trainer's tensors: write, read and sum values by turn; check the tokens.
 
-- `turns_by_mask`: the turns of a row of which only the mask is known.
+- `turns_by_mask`: the turns of a row whose mask alone is known.
 - `write`, `at_turns`, `over_turns`: values of an episode's turns, in rows of tensors
   `[rows, columns]`, torch's or numpy's; `write_all`: those of a batch.
 - `split_turns`: a row for each turn of a row.
@@ -156,7 +156,7 @@ def over_turns(source: Any, rows: Iterable[HasTurns], turns: int) -> list[float]
 
 
 def turns_by_mask(mask: ArrayLike, rewards: ArrayLike) -> tuple[list[TurnSpan], list[float]]:
-    """Find the turns of a row of which only the mask is known: the runs of ones.
+    """Find the turns of a row whose mask alone is known: the runs of ones.
 
     Args:
         mask: 1 on sampled tokens, `[response]`.

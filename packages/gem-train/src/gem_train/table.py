@@ -319,7 +319,7 @@ class Table:
     def parity(self, run: Run) -> list[Parity]:
         """Say of every key how it reaches the trainer; entries that are no key come last.
 
-        Keys of the hardware of which the trainer knows one value only are left out.
+        Keys of the hardware for which the trainer has one value only are left out.
         """
         default = CPU if run.hardware.cpu else Hardware()
         usual = flatten({"hardware": {**default.to_mapping(), "native": {}}})

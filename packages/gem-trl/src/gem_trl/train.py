@@ -81,7 +81,7 @@ def last_checkpoint(saved: Path, processes: int) -> str | None:
 
     Args:
         saved: The folder.
-        processes: Number of those that train, each of which saves its random numbers.
+        processes: Number of processes that train; each saves its random numbers.
     """
     whole: list[tuple[int, str]] = []
     for path in saved.glob("checkpoint-*"):

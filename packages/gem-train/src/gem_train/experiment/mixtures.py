@@ -167,7 +167,7 @@ class Mixture(TaskSequence):
 
     @property
     def never(self) -> list[int]:
-        """Environments, by index, of which there is no task."""
+        """Environments, by index, that have no task."""
         drawn = {part for part, _ in self._order}
         return [index for index in range(len(self.parts)) if index not in drawn]
 

@@ -56,7 +56,7 @@ class Source:
     name: str
     """Name in the trainer's metrics."""
     sampling: EvalSampling | None = None
-    """Instead of what is configured for training."""
+    """How its turns are sampled; None: as in training."""
     samples: int = 1
     """Episodes of each task."""
 
@@ -102,7 +102,7 @@ class Source:
 
     @property
     def plays(self) -> list[Task]:
-        """The task of each episode: those of a task are neighbours."""
+        """The task of each episode; episodes of one task are neighbours."""
         return [task for task in self.tasks for _ in range(self.samples)]
 
 

@@ -264,7 +264,7 @@ def generate(
 
 
 def _drawn(rng: Random, num_words: int, hardcore: bool) -> list[str]:
-    """Return words of which none contains another, longest first."""
+    """Return words that do not contain one another, longest first."""
     words: list[str] = []
     while len(words) < num_words:
         word = rng.choice(vocabulary(hardcore))

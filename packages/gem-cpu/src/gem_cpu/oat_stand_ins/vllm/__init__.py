@@ -162,7 +162,7 @@ class _Batch:
 
     @classmethod
     def of(cls, rows: list[_Row]) -> _Batch:
-        """Return a batch of which nothing has been fed yet."""
+        """Return a batch that the model has seen nothing of yet."""
         from transformers import DynamicCache
 
         width = max(len(row.prompt) for row in rows)
