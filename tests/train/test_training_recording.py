@@ -94,6 +94,22 @@ def test_metrics_are_recorded_under_the_records_names_in_the_order_of_the_table(
     ]
 
 
+def test_the_share_of_negative_advantages_counts_the_turns_of_valid_episodes(
+    tmp_path: Path,
+) -> None:
+    batch = golden_batch()
+    valid = [episode.valid for episode in batch]
+    assert not all(valid)
+    # Failed episodes have advantage 0; below, the first turn of each valid episode is negative.
+    signs = [[-1.0 if turn == 0 else 1.0 for turn in range(len(e.turns))] for e in batch]
+    signs = [row if ok else [-1.0] * len(row) for row, ok in zip(signs, valid, strict=True)]
+    found = RunRecording(tmp_path, ABOUT).keep_batch(batch, signs)
+    turns = [len(e.turns) for e in batch if e.valid]
+    negative = sum(map(bool, turns))
+    assert found["negative_advantage_rate"] == negative / sum(turns)
+    assert "negative_advantage_rate" not in RunRecording(tmp_path, ABOUT).keep_batch(batch)
+
+
 def test_metrics_that_the_trainer_did_not_log_are_missing(tmp_path: Path) -> None:
     recording = RunRecording(tmp_path, ABOUT, NAMES)
     recording.keep_batch(golden_batch())

@@ -18,7 +18,11 @@ from typing import Any, TypeVar
 
 from gem.trajectory import Failure
 from gem_train.ending import to_the_end
-from gem_train.experiment.metrics import episode_metrics, sampled_metrics
+from gem_train.experiment.metrics import (
+    advantage_metrics,
+    episode_metrics,
+    sampled_metrics,
+)
 from gem_train.packed import Played, Selection
 from gem_train.record import METRICS, RUN, Recorder, TrainedRow, read_run
 from gem_train.resuming import check_same
@@ -141,10 +145,12 @@ class RunRecording:
             lost: Failures of episodes without a trajectory.
 
         Returns:
-            The metrics of the episodes: `episode_metrics` and `metrics`, and `tokens_per_s` if
-            `rollout_s` is one of them.
+            The metrics of the episodes: `episode_metrics`, `advantage_metrics` and `metrics`, and
+            `tokens_per_s` if `rollout_s` is one of them.
         """
         found = _measured(episode_metrics(trajectories, lost, self._info), metrics)
+        if advantages is not None:
+            found |= advantage_metrics(trajectories, advantages)
         self._batch = self._part(found, trajectories, advantages, rows)
         return dict(found)
 

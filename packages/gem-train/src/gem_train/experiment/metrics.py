@@ -116,6 +116,30 @@ def sampled_metrics(episodes: Sequence[Played]) -> dict[str, float]:
     return {"pass_rate": sum(map(any, found.values())) / len(found)}
 
 
+def advantage_metrics(
+    episodes: Sequence[Played], advantages: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """Summarise the advantages of a batch.
+
+    Args:
+        episodes: All of the batch; failed ones are left out.
+        advantages: `[episode][turn]`.
+
+    Returns:
+        `negative_advantage_rate`: share of the turns whose advantage is below 0; nothing without a
+        turn. Where it is 0 every update makes the sampled actions likelier.
+    """
+    turns = [
+        advantage
+        for episode, row in zip(episodes, advantages, strict=True)
+        if episode.valid
+        for advantage in row
+    ]
+    if not turns:
+        return {}
+    return {"negative_advantage_rate": sum(advantage < 0 for advantage in turns) / len(turns)}
+
+
 def info_metrics(episodes: Sequence[Played], names: Sequence[str]) -> dict[str, float]:
     """Summarise numbers that environments report in `info`.
 
