@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from gem_bench.runspec import load_spec
 from gem_train.record import Recorder
 
 TOOL = Path(__file__).parents[2] / "tools" / "baselines.py"
@@ -26,6 +27,18 @@ def tool() -> ModuleType:
 def figure(tool: ModuleType, name: str) -> list[str]:
     [found] = [each for each in tool.FIGURES if each.name == name]
     return [run.name for run in tool.planned(found)]
+
+
+def test_the_page_says_of_each_recipe_what_kind_of_environment_it_has() -> None:
+    page = (TOOL.parents[1] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| | kind | start |")
+    rows = [line.split("|") for line in table.partition("| mean |")[0].splitlines()[2:]]
+    kinds = {cells[1].strip(" `"): cells[2].strip().partition(",")[0] for cells in rows}
+    assert len(kinds) == 24
+    recipes = TOOL.parents[1] / "recipes"
+    for name, kind in kinds.items():
+        [path] = [*recipes.glob(f"baselines/{name}.toml"), *recipes.glob(f"{name}.toml")]
+        assert load_spec(path, ()).env[0].id.partition(":")[0] == kind, name
 
 
 def test_a_figure_compares_with_the_baselines_of_the_same_recipes(tool: ModuleType) -> None:
