@@ -39,7 +39,7 @@ from gem.advantage import TurnTable, grpo, rebn, reinforce
 from gem_bench.stats import Estimate, over_runs
 
 QUESTIONS, TOKENS, FEATURES, GROUP = 24, 16, 64, 4
-RATES = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+RATES = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 TUNING = 4
 """Seeds on which the learning rate is chosen."""
 BETA1, BETA2, CLIP = 0.9, 0.99, 1.0
@@ -249,6 +249,19 @@ def ahead(difference: Estimate, first: str, second: str) -> str:
     return second if difference.high < 0 else "-"
 
 
+def described(group: str, regime: Regime) -> str:
+    """Return the name of a group and what else is not as by default in a regime of it."""
+    usual = asdict(Regime(regime.start))
+    changed = {key: value for key, value in asdict(regime).items() if value != usual[key]}
+    size = (changed.pop("episodes", 64), changed.pop("updates", 80))
+    texts = [f"{key} {value:g}" for key, value in changed.items() if isinstance(value, int | float)]
+    if size != (64, 80) and group == "batch and updates":
+        texts.append(f"{size[0]} x {size[1]}")
+    if regime.reward == "cost":
+        texts.insert(0, "0 or -1")
+    return ", ".join([f"{group}: start {regime.start:g}", *texts])
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -258,11 +271,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     began, lines = time.process_time(), []
-    print(
-        "| regime | start | wrong | filler | reward | turns | discount | offset | batch, updates "
-        "| REINFORCE | ReBN | GRPO | control | ReBN less REINFORCE | ahead |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("| regime | REINFORCE | ReBN | GRPO | control | ReBN less REINFORCE | ahead |")
+    print("|---|---|---|---|---|---|---|")
     for group, regimes in REGIMES.items():
         for regime in regimes if args.only in (None, group) else ():
             found = {name: measured(regime, name, args.seeds) for name in ESTIMATORS}
@@ -271,9 +281,7 @@ def main() -> None:
             cells = [f"{over_runs(shares).mean:.3f} ({rate:g})" for rate, shares in found.values()]
             low, high = difference.low or math.nan, difference.high or math.nan
             print(
-                f"| {group} | {regime.start} | {regime.wrong} | {regime.filler} | {regime.reward} "
-                f"| {regime.turns} | {regime.gamma:g} | {regime.offset:g} "
-                f"| {regime.episodes} x {regime.updates} | {' | '.join(cells)} "
+                f"| {described(group, regime)} | {' | '.join(cells)} "
                 f"| {difference.mean:+.3f} [{low:+.3f}, {high:+.3f}] "
                 f"| {ahead(difference, 'ReBN', 'REINFORCE')} |",
                 flush=True,

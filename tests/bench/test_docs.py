@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,5 +73,7 @@ def test_the_example_of_an_adapters_tests_passes(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout
-    # Four estimators and three variants on two batches, and the defects that they show.
-    assert "26 passed" in ended.stdout
+    # Four estimators and three variants on two batches, and the defects that they show; installed
+    # packages may bring further estimators.
+    [passed] = re.findall(r"(\d+) passed", ended.stdout)
+    assert int(passed) >= 26

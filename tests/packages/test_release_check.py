@@ -122,3 +122,11 @@ def test_packages_have_the_licence_of_the_project() -> None:
     for package in (ROOT / "packages").glob("*/pyproject.toml"):
         own = package.parent / "LICENSE"
         assert own.read_bytes() == licence and not own.is_symlink(), own
+
+
+@pytest.mark.parametrize(
+    "package", sorted(p.parent.name for p in ROOT.glob("packages/gem-*/README.md"))
+)
+def test_no_readme_of_ours_has_a_link_that_works_in_the_repository_only(package: str) -> None:
+    text = (ROOT / "packages" / package / "README.md").read_text(encoding="utf-8")
+    assert release_check._LINK.findall(text) == []
