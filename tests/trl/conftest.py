@@ -122,7 +122,7 @@ def make_args(tmp_path: Path) -> Callable[..., Any]:
 def make_trainer(model: Path, make_args: Callable[..., Any]) -> Callable[..., Any]:
     """Make a trainer: `make_trainer(uri=..., evals=[...], script=..., args={...}, **settings)`.
 
-    Without a script the model is sampled from.
+    Without a script the model is sampled from. `columns` are added to the dataset.
     """
     from gem_trl import GemGRPOTrainer, GemSettings, eval_datasets, task_dataset
 
@@ -131,13 +131,19 @@ def make_trainer(model: Path, make_args: Callable[..., Any]) -> Callable[..., An
         evals: Sequence[str] = (),
         script: Script | None = None,
         args: dict[str, Any] | None = None,
+        reward_funcs: Any = None,
+        columns: dict[str, list[Any]] | None = None,
         **settings: Any,
     ) -> Any:
         given = {"prompt_tokens": 128, "response_tokens": 512, "turns": 3} | settings
+        dataset = task_dataset(uri)
+        for name, values in (columns or {}).items():
+            dataset = dataset.add_column(name, values)
         trainer = GemGRPOTrainer(
             model=str(model),
             args=make_args(**(args or {})),
-            train_dataset=task_dataset(uri),
+            train_dataset=dataset,
+            reward_funcs=reward_funcs,
             eval_dataset=eval_datasets(*evals) or None,
             gem=GemSettings(**given),
         )

@@ -21,13 +21,19 @@ RECORDED = {
 """Names in the record, and in TRL's logs."""
 
 
-def recording(folder: str | None, settings: Settings) -> RunRecording:
+def recording(folder: str | None, settings: Settings, weights: Mapping[str, float]) -> RunRecording:
     """Return the record of a run in a folder; without one nothing is written.
+
+    Args:
+        folder: Of the record.
+        settings: Which episodes and metrics it keeps.
+        weights: Of the reward functions by name; empty: there are none.
 
     Raises:
         RecordError: The folder cannot be created or written.
     """
-    return RunRecording(folder, TRAINER.about(), RECORDED, **settings.recorded)
+    about = TRAINER.about(**({"reward_weights": dict(weights)} if weights else {}))
+    return RunRecording(folder, about, RECORDED, **settings.recorded)
 
 
 def of_iteration(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import Any
 from gem.trajectory import TrainingRow, Trajectory
 from gem_train.experiment.tasksets import EvalSampling
 from gem_train.seams import replaced
+from gem_trl.rewards import environment_return
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def columns(
         "logprobs": None if any(known is None for known in logprobs) else logprobs,
         "env_mask": [row.mask for row in rows],
         "episode_return": [
-            t.total_reward if t.valid and counts else None
+            environment_return(t) if t.valid and counts else None
             for t, counts in zip(trajectories, trained, strict=True)
         ],
     }

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -35,11 +35,12 @@ from gem_train.packed import PackedTrajectory, Played
 from gem_train.record import TrainedRow
 from gem_train.recording import rows_wanted
 from gem_train.rows import PlacedRow
-from gem_train.seams import Seam, called, calls, check_seams
+from gem_train.seams import Seam, called, calls, check_seams, replaced
 from gem_train.settings import check_episodes
 from gem_trl import TRAINER
 from gem_trl.lockstep import Lockstep
 from gem_trl.record import of_iteration, recording
+from gem_trl.rewards import RewardFunction, RewardFunctions
 from gem_trl.rollout import columns, sampling_at, training_row
 from gem_trl.settings import GemSettings, check_config, steps_per_iteration
 
@@ -55,6 +56,7 @@ SEAMS = [
             "num_generations",
             "GRPOTrainer._get_per_token_logps_and_entropies": "self, model, input_ids, "
             "attention_mask, logits_to_keep, batch_size",
+            "GRPOTrainer._log_metric": "self, name, value",
         },
     ),
     called(
@@ -67,12 +69,12 @@ SEAMS = [
 
 check_seams(TRAINER, SEAMS)
 
-OURS = ("reward_funcs", "rollout_func", "tools", "environment_factory")
+OURS = ("rollout_func", "tools", "environment_factory", "reward_processing_classes")
 """Arguments of GRPOTrainer that GEM's episodes take the place of."""
 
 
 def gem_return(episode_return: list[float | None], **_: Any) -> list[float | None]:
-    """Return TRL's rewards; a failed episode's, None, is left out of TRL's means."""
+    """Return the environments' returns; a failed episode's, None, is left out of TRL's means."""
     return episode_return
 
 
@@ -80,19 +82,28 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer with GEM's episodes; its datasets are those of `gem_trl.dataset`."""
 
     def __init__(
-        self, model: Any, args: GRPOConfig, *, gem: GemSettings | None = None, **kwargs: Any
+        self,
+        model: Any,
+        args: GRPOConfig,
+        *,
+        reward_funcs: RewardFunction | list[RewardFunction] | None = None,
+        gem: GemSettings | None = None,
+        **kwargs: Any,
     ) -> None:
         """Prepare for training.
 
         Args:
             model: As for GRPOTrainer.
-            args: As for GRPOTrainer; `max_completion_length` is the most tokens of a turn.
+            args: As for GRPOTrainer; `max_completion_length` is the most tokens of a turn, and
+                `reward_weights` are those of `reward_funcs`.
+            reward_funcs: Functions whose rewards are added to that of an episode's last turn
+                (`gem_trl.rewards`); by default rewards are the environment's alone.
             gem: How episodes are played, and what becomes of their rewards.
             **kwargs: GRPOTrainer's other arguments, but those in `OURS`.
 
         Raises:
-            ConfigurationError: The arguments do not go with the settings, or the model has no
-                usable chat template.
+            ConfigurationError: The arguments do not go with the settings, `reward_funcs` has
+                something else than functions, or the model has no usable chat template.
             RecordError: The folder of the record cannot be created or written.
         """
         self.gem = gem or GemSettings()
@@ -100,11 +111,20 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if kwargs.get(name) is not None:
                 raise ConfigurationError(f"{name}: episodes and rewards are GEM's; leave it out")
         check_config(args, self.gem)
-        with warnings.catch_warnings():
+        self._rewards = RewardFunctions(reward_funcs, args.reward_weights)
+        self._columns: list[dict[str, Any]] = []
+        """Of the dataset besides the prompt, of the rows that are played."""
+        with warnings.catch_warnings(), replaced(args, "reward_weights", None):
             warnings.filterwarnings("ignore", "You are using 'rollout_func'")
             super().__init__(
-                model, [gem_return], args, rollout_func=lambda rows, _: self.play(rows), **kwargs
+                model,
+                [gem_return, *self._rewards.columns],
+                args,
+                rollout_func=lambda rows, _: self.play(rows),
+                **kwargs,
             )
+        # As TRL does where its environments have a reward: that has weight 1.
+        self.reward_weights = torch.tensor([1.0, *self._rewards.weights.values()])
         if self.gem.group_size is not None:
             # TRL's samplers read it, and its own advantages, which are not used.
             self.num_generations = self.gem.group_size
@@ -115,7 +135,9 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.gem.prompt_tokens, self.gem.response_tokens, args.max_completion_length
         )
         main = self.accelerator.is_main_process
-        self._recording = recording(self.gem.record_dir if main else None, self.gem)
+        self._recording = recording(
+            self.gem.record_dir if main else None, self.gem, self._rewards.weights
+        )
         self._steps: list[dict[str, float]] = []
         self._mine: list[Trajectory] = []
         """The last episodes of this process, one a row of TRL's tensors."""
@@ -181,12 +203,12 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if evaluation is None and self.gem.extra_batches is not None:
                 batch = self._filtered(engine, rows)
             else:
-                self._mine = self._played(engine, rows)
+                self._mine = self._played(engine, rows, self._columns)
                 everyone = gather_object([PackedTrajectory.of(each) for each in self._mine])
                 batch = _Batch(everyone, [True] * len(everyone), [*range(len(everyone))])
         if evaluation is not None:
             self._recording.keep_evaluated(evaluation, batch.episodes)
-            return columns(self._mine, stop_id, [True] * len(rows))
+            return self._shown(stop_id, [True] * len(rows))
         check_episodes(batch.episodes, self.gem.max_failed_fraction)
         # Of all processes: ReBN's statistics are the batch's, and processes may share a group.
         batch.advantages, _ = turn_advantages(
@@ -197,14 +219,45 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             trained=batch.trained,
         )
         batch.in_loss = self.gem.in_loss(batch.episodes, batch.trained)
+        batch.metrics.update(self._rewards.metrics(batch.episodes))
         batch.metrics["rollout_s"] = time.perf_counter() - began
         self._batch = batch
         mine = self._places(batch)
         counted, in_loss = ([each[i] for i in mine] for each in (batch.trained, batch.in_loss))
-        return columns(self._mine, stop_id, counted, in_loss)
+        return self._shown(stop_id, counted, in_loss)
 
-    def _played(self, engine: Lockstep, rows: Sequence[DatasetRow]) -> list[Trajectory]:
-        return engine.play([partial(self._episode, row) for row in rows])
+    def _shown(
+        self, stop_id: int, counted: Sequence[bool], in_loss: Sequence[bool] | None = None
+    ) -> dict[str, Any]:
+        """Return what TRL is shown of this process's episodes; see `columns`."""
+        scores = [self._rewards.scores(each) for each in self._mine]
+        unknown: list[float | None] = [None] * len(self._rewards.weights)
+        shown = [
+            known if counts else unknown for known, counts in zip(scores, counted, strict=True)
+        ]
+        return {**columns(self._mine, stop_id, counted, in_loss), "scores": shown}
+
+    def _played(
+        self,
+        engine: Lockstep,
+        rows: Sequence[DatasetRow],
+        further: Sequence[Mapping[str, Any]],
+    ) -> list[Trajectory]:
+        """Play an episode for each row, and add the rewards of `reward_funcs`.
+
+        Args:
+            engine: Samples.
+            rows: Of the dataset.
+            further: Columns of the rows besides the prompt.
+        """
+        return self._rewards.score(
+            engine.play([partial(self._episode, row) for row in rows]),
+            self._chat,
+            system_prompt=self.gem.system_prompt,
+            columns=further,
+            trainer_state=self.state,
+            log_metric=self._log_metric,
+        )
 
     def _filtered(self, engine: Lockstep, rows: Sequence[DatasetRow]) -> _Batch:
         """Play the batch of an iteration, and further ones as `extra_batches` says.
@@ -219,8 +272,9 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         played: list[Trajectory] = []
         for number in range(1 + extra):
             places = [row.number + number * (len(data) // (1 + extra)) for row in rows]
-            further = [DatasetRow.decode(data[place]["prompt"]) for place in places]
-            more = gather_object(self._played(engine, further))
+            found_rows = [data[place] for place in places]
+            further = [DatasetRow.decode(row["prompt"]) for row in found_rows]
+            more = gather_object(self._played(engine, further, _besides(found_rows)))
             check_episodes(more, self.gem.max_failed_fraction)
             played += more
             found = filtered(played, groups, self.gem)
@@ -265,6 +319,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         Raises:
             RolloutError: Too many episodes failed, or a row does not hold what was played.
         """
+        self._columns = _besides(inputs)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return output
@@ -362,6 +417,12 @@ class _Batch:
     """`[episode][turn]`"""
     in_loss: list[bool] = field(default_factory=list)
     """Whether the row of each is in the loss."""
+
+
+def _besides(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the columns of rows of a dataset that TRL's reward functions get by name."""
+    own = ("prompt", "completion", "completion_ids")
+    return [{name: row[name] for name in row if name not in own} for row in rows]
 
 
 def _tokens(output: dict[str, Any], place: int) -> tuple[list[int], list[int]]:
