@@ -124,7 +124,6 @@ def make_trainer(model: Path, make_args: Callable[..., Any]) -> Callable[..., An
 
     Without a script the model is sampled from. `columns` are added to the dataset.
     """
-    from gem_trl import GemGRPOTrainer, GemSettings, eval_datasets, task_dataset
 
     def make(
         uri: str = "gem:test:Scripted-v0?n=64",
@@ -135,6 +134,8 @@ def make_trainer(model: Path, make_args: Callable[..., Any]) -> Callable[..., An
         columns: dict[str, list[Any]] | None = None,
         **settings: Any,
     ) -> Any:
+        from gem_trl import GemGRPOTrainer, GemSettings, eval_datasets, task_dataset
+
         given = {"prompt_tokens": 128, "response_tokens": 512, "turns": 3} | settings
         dataset = task_dataset(uri)
         for name, values in (columns or {}).items():

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import trl
 from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
@@ -40,6 +41,7 @@ from gem_train.settings import check_episodes
 from gem_trl import TRAINER
 from gem_trl.lockstep import Lockstep
 from gem_trl.record import of_iteration, recording
+from gem_trl.replacement import check_class, check_kept
 from gem_trl.rewards import RewardFunction, RewardFunctions
 from gem_trl.rollout import columns, sampling_at, training_row
 from gem_trl.settings import GemSettings, check_config, steps_per_iteration
@@ -105,7 +107,17 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             ConfigurationError: The arguments do not go with the settings, `reward_funcs` has
                 something else than functions, or the model has no usable chat template.
             RecordError: The folder of the record cannot be created or written.
+            UnsupportedVersionError: Something has changed TRL's trainer where GEM's episodes and
+                advantages go (`gem_trl.replacement`).
         """
+        check_class(GRPOTrainer)
+        if trl.GRPOTrainer is not GRPOTrainer:
+            warnings.warn(
+                f"trl.GRPOTrainer has become {trl.GRPOTrainer.__module__}."
+                f"{trl.GRPOTrainer.__qualname__} since gem_trl was imported: GemGRPOTrainer "
+                f"extends {GRPOTrainer.__module__}.{GRPOTrainer.__qualname__} without its changes",
+                stacklevel=2,
+            )
         self.gem = gem or GemSettings()
         for name in OURS:
             if kwargs.get(name) is not None:
@@ -114,15 +126,11 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._rewards = RewardFunctions(reward_funcs, args.reward_weights)
         self._columns: list[dict[str, Any]] = []
         """Of the dataset besides the prompt, of the rows that are played."""
+        rewards = [gem_return, *self._rewards.columns]
         with warnings.catch_warnings(), replaced(args, "reward_weights", None):
             warnings.filterwarnings("ignore", "You are using 'rollout_func'")
-            super().__init__(
-                model,
-                [gem_return, *self._rewards.columns],
-                args,
-                rollout_func=lambda rows, _: self.play(rows),
-                **kwargs,
-            )
+            super().__init__(model, rewards, args, rollout_func=self._rollout, **kwargs)
+        check_kept(self, self._rollout, rewards)
         # As TRL does where its environments have a reward: that has weight 1.
         self.reward_weights = torch.tensor([1.0, *self._rewards.weights.values()])
         if self.gem.group_size is not None:
@@ -182,6 +190,9 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return bool(self.accelerator.num_processes > 1 and shared)
 
     # Episodes
+
+    def _rollout(self, prompts: list[str], _: Any) -> dict[str, Any]:
+        return self.play(prompts)
 
     def play(self, prompts: list[str]) -> dict[str, Any]:
         """Play this process's episodes; see TRL's `rollout_func`.
