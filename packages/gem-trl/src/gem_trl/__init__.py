@@ -33,6 +33,7 @@ check_trl = TRAINER.check
 """Returns the version of the installed TRL, or raises what `Requirement.check` raises."""
 
 _PLACES = {
+    "GemAsyncGRPOTrainer": "async_trainer",
     "GemGRPOTrainer": "trainer",
     "GemSettings": "settings",
     "eval_datasets": "dataset",

@@ -120,7 +120,7 @@ class RewardFunctions:
         if not self._functions or not places:
             return scored
         given = [episodes[place] for place in places]
-        talks = [_messages(each, chat, system_prompt) for each in given]
+        talks = [messages(each, chat, system_prompt) for each in given]
         rows = [each.training_rows() for each in given]
         kwargs = {name: [columns[i][name] for i in places] for name in (columns or [{}])[0]}
         kwargs |= {
@@ -212,10 +212,16 @@ def environment_return(episode: Trajectory) -> float:
     return math.fsum([*(turn.reward for turn in before), last.info.get(OWN, last.reward)])
 
 
-def _messages(
+def messages(
     episode: Trajectory, chat: ChatFormat, system_prompt: str | None
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return an episode as messages: those before the policy's first one, and the others."""
+    """Return an episode as messages: those before the policy's first one, and the others.
+
+    Args:
+        episode: The episode.
+        chat: Decodes what the policy said, thinking included.
+        system_prompt: Text of the system message; None: there is none.
+    """
     found = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     first = len(found) + 1
     for turn in episode.turns:

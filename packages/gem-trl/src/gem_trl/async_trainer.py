@@ -1,0 +1,208 @@
+"""`GemAsyncGRPOTrainer`: TRL's async trainer on GEM's episodes, which are played while it trains.
+
+TRL's trainer (`trl.experimental.async_grpo`) takes a `rollout_worker` and a `weight_transfer`; both
+are GEM's, its loop and loss stay TRL's. Nothing of TRL is copied or patched.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from gem.errors import ConfigurationError
+from gem_train.seams import Seam, called, check_seams
+from gem_train.settings import check_group_size, refuse_values
+from gem_trl import TRAINER
+from gem_trl.async_engine import InProcessEngine
+from gem_trl.record import recording
+from gem_trl.rewards import RewardFunction, RewardFunctions
+from gem_trl.settings import GemSettings
+
+_ASYNC = "trl.experimental.async_grpo."
+SEAMS = [
+    Seam(f"{_ASYNC}async_grpo_trainer:AsyncGRPOTrainer.train"),
+    called(
+        f"{_ASYNC}async_grpo_trainer:AsyncGRPOTrainer.__init__",
+        "self, model, *, args, train_dataset, processing_class, rollout_worker, weight_transfer",
+    ),
+    called(
+        f"{_ASYNC}async_rollout_worker:RolloutSample",
+        "*, prompt, completion, input_ids, completion_mask, old_log_probs, advantage, "
+        "model_version, group_id, metrics, enqueued_at",
+    ),
+    # Forwards what the samples of an episode share once; TRL has it since 1.16.
+    called(f"{_ASYNC}packing:TreeRow.add", "self, sample"),
+]
+"""What is extended or called."""
+
+check_seams(TRAINER, SEAMS)
+
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
+
+from gem_trl.async_worker import Engine, GemRolloutWorker  # noqa: E402
+
+OURS = ("tools", "environment_factory", "rollout_worker")
+"""Arguments of AsyncGRPOTrainer that GEM's episodes take the place of."""
+
+
+class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
+    """AsyncGRPOTrainer with GEM's episodes; its dataset is that of `gem_trl.dataset`."""
+
+    def __init__(
+        self,
+        model: str,
+        args: AsyncGRPOConfig,
+        *,
+        train_dataset: Any,
+        gem: GemSettings | None = None,
+        tasks: int | None = None,
+        reward_funcs: RewardFunction | list[RewardFunction] | None = None,
+        engine: Engine | None = None,
+        processing_class: Any = None,
+        weight_transfer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Prepare for training.
+
+        Args:
+            model: As for AsyncGRPOTrainer.
+            args: As for AsyncGRPOTrainer; `max_completion_length` is the most tokens of a turn.
+                `token_budget` is by default that of the longest episode.
+            train_dataset: `gem_trl.task_dataset`, whose tasks are played in their order.
+            gem: How episodes are played, and what becomes of their rewards.
+            tasks: Tasks of a batch of episodes, over which advantages are computed; by default as
+                many as give an optimiser step's number of episodes.
+            reward_funcs: See `GemGRPOTrainer`; all have the weight 1.
+            engine: Samples turns; needs `weight_transfer`. By default both are a copy of the model
+                in the main process (`gem_trl.async_engine.InProcessEngine`).
+            processing_class: As for AsyncGRPOTrainer.
+            weight_transfer: As for AsyncGRPOTrainer: brings the weights to the engine.
+            **kwargs: AsyncGRPOTrainer's other arguments, but those in `OURS`.
+
+        Raises:
+            ConfigurationError: The arguments do not go with the settings, or the model has no
+                usable chat template.
+            RecordError: The folder of the record cannot be created or written.
+        """
+        gem = gem or GemSettings()
+        for name in OURS:
+            if kwargs.get(name) is not None:
+                raise ConfigurationError(f"{name}: episodes are GEM's; leave it out")
+        if (engine is None) != (weight_transfer is None):
+            raise ConfigurationError(
+                "engine and weight_transfer belong together: without its weights an engine samples "
+                "with those that it began with"
+            )
+        check_config(args, gem)
+        rewards = RewardFunctions(reward_funcs)
+        if args.token_budget is None:
+            args.token_budget = gem.prompt_tokens + gem.response_tokens
+        group_size = gem.group_size or args.num_generations
+        samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        samples *= args.world_size
+        tokenizer = processing_class or AutoTokenizer.from_pretrained(model)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        self.gem_worker: GemRolloutWorker | None = None
+        """Plays the episodes; None but in the main process."""
+        if args.process_index == 0:
+            chat = gem.chat_format(tokenizer)
+            if engine is None:
+                engine = weight_transfer = InProcessEngine(
+                    model,
+                    temperature=args.temperature,
+                    stop_ids=chat.stop_ids,
+                    pad_id=tokenizer.pad_token_id,
+                    device=args.device,
+                    dtype=args.dtype,
+                )
+            self.gem_worker = GemRolloutWorker(
+                train_dataset,
+                engine,
+                chat,
+                gem.limits(gem.prompt_tokens, gem.response_tokens, args.max_completion_length),
+                gem,
+                recording(gem.record_dir, gem, rewards.weights),
+                tasks=tasks or max(samples // group_size, 1),
+                group_size=group_size,
+                waiting=samples,
+                rewards=rewards,
+            )
+        super().__init__(
+            model,
+            args=args,
+            train_dataset=train_dataset,
+            processing_class=tokenizer,
+            rollout_worker=self.gem_worker or _Absent(),
+            weight_transfer=weight_transfer or _Absent(),
+            **kwargs,
+        )
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train to the end; see TRL's method.
+
+        Raises:
+            ConfigurationError: It is to go on from a checkpoint, which has no position in the
+                tasks.
+            RolloutError: Playing failed: too many episodes, the engine, or a reward function.
+        """
+        if args or kwargs.get("resume_from_checkpoint"):
+            raise ConfigurationError(
+                "resume_from_checkpoint: checkpoints of GemAsyncGRPOTrainer have no position in "
+                "the tasks; start from the saved weights as a new training"
+            )
+        result = super().train(**kwargs)
+        if self.gem_worker is not None:
+            # What failed after the last sample that was trained on.
+            self.gem_worker.check()
+        return result
+
+
+class _Absent:
+    """What the other processes are given: TRL uses neither worker nor transfer there."""
+
+
+def check_config(args: Any, gem: GemSettings) -> None:
+    """Refuse an AsyncGRPOConfig that would train on something else than the settings say.
+
+    Args:
+        args: The AsyncGRPOConfig.
+        gem: The settings.
+
+    Raises:
+        ConfigurationError: The message names the key, its value, why, and what to choose instead.
+    """
+    check_group_size(gem.advantage, "gem.group_size", gem.group_size or args.num_generations)
+    no_extra = "TRL's async trainer takes samples one by one, not batches; leave it out"
+    own = "the ratio to the sampler's probabilities is TRL's loss itself; leave it False"
+    rows = os.environ.get("GEM_RECORD_ROWS") == "1"
+    refuse_values(
+        {**vars(gem), "record_dir": gem.record_dir},
+        [
+            ("extra_batches", gem.extra_batches is not None, no_extra),
+            ("importance_sampling", gem.importance_sampling, own),
+            ("record_dir", rows, "GEM_RECORD_ROWS=1 is not for the async trainer; unset it"),
+        ],
+        "gem.",
+    )
+    whole = "the ratio in TRL's loss would compare different distributions; leave its default"
+    longest = gem.prompt_tokens + gem.response_tokens
+    short = args.token_budget is not None and 0 < args.token_budget < longest
+    refuse_values(
+        vars(args),
+        [
+            ("top_k", args.top_k > 0, whole),
+            ("top_p", args.top_p < 1, whole),
+            ("min_p", bool(args.min_p), whole),
+            ("repetition_penalty", args.repetition_penalty != 1, whole),
+            (
+                "token_budget",
+                short,
+                f"TRL drops longer episodes; it must be at least {longest}, gem.prompt_tokens + "
+                "gem.response_tokens",
+            ),
+        ],
+        "AsyncGRPOConfig.",
+    )

@@ -1,0 +1,257 @@
+"""`GemAsyncGRPOTrainer`: TRL's own async loop on CPU, with the engine in its process."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+from gem.advantage import TurnTable, grpo, rebn
+from gem.errors import ConfigurationError, RolloutError
+from gem.rollout.play import Request
+from gem_cpu import trl_plugin
+from gem_train.record import EpisodeRecord, read_run
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu() -> None:
+    trl_plugin.install()
+
+
+@pytest.fixture
+def make_args(tmp_path: Path) -> Make:
+    """Make an AsyncGRPOConfig: `make_args(**fields)`."""
+    from trl.experimental.async_grpo import AsyncGRPOConfig
+
+    def make(**fields: Any) -> Any:
+        values = {
+            "output_dir": str(tmp_path / "checkpoints"),
+            "per_device_train_batch_size": 8,
+            "num_generations": 2,
+            "max_steps": 3,
+            "max_completion_length": 8,
+            "token_budget": -1,
+            "learning_rate": 1e-3,
+            "bf16": False,
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+        }
+        return AsyncGRPOConfig(**{**values, **fields})
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(model: Path, make_args: Make) -> Make:
+    """Make a trainer: `make_trainer(uri=..., args={...}, tasks=..., **settings)`."""
+    from gem_trl import GemAsyncGRPOTrainer, GemSettings, task_dataset
+
+    def make(
+        uri: str = "gem:test:Scripted-v0?n=64",
+        args: dict[str, Any] | None = None,
+        given: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Any:
+        known = {"prompt_tokens": 128, "response_tokens": 256, "turns": 3} | settings
+        return GemAsyncGRPOTrainer(
+            str(model),
+            make_args(**(args or {})),
+            train_dataset=task_dataset(uri),
+            gem=GemSettings(**known),
+            **(given or {}),
+        )
+
+    return make
+
+
+class Watched:
+    """Remembers what TRL's loss is given of each token."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.tokens: list[tuple[int, float, float]] = []
+        self._loss = trainer.compute_loss
+        trainer.compute_loss = self
+
+    def __call__(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
+        place = inputs["token_index"][0]
+        labels = inputs["shift_labels"][0][place].tolist()
+        parts = (inputs[name][0].tolist() for name in ("old_log_probs", "advantages"))
+        self.tokens += zip(labels, *parts, strict=True)
+        return self._loss(model, inputs, **kwargs)
+
+
+def of_tokens(episodes: list[EpisodeRecord]) -> list[tuple[int, float, float]]:
+    """Return id, log-probability and advantage of each sampled token, from the record."""
+    return [
+        (token, np.float32(logprob).item(), np.float32(advantage).item())
+        for episode in episodes
+        for turn, advantage in zip(episode.trajectory.turns, episode.advantages, strict=True)
+        for token, logprob in zip(turn.response_ids, turn.logprobs or [], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("advantage", ["rebn", "grpo"])
+def test_trls_loss_sees_each_turns_advantage_over_whole_batches(
+    make_trainer: Make, tmp_path: Path, advantage: str
+) -> None:
+    trainer = make_trainer(
+        advantage=advantage, gamma=0.5, record_dir=str(tmp_path / "run"), given={"tasks": 4}
+    )
+    watched = Watched(trainer)
+    trainer.train()
+    run = read_run(tmp_path / "run")
+    recorded = []
+    for iteration, metrics in enumerate(run.metrics):
+        episodes = list(run.episodes("train", {iteration}))
+        assert len(episodes) == 8 and metrics["samples"] == (8 if advantage == "grpo" else 24)
+        groups = [e.trajectory.group for e in episodes]
+        assert groups == [4 * iteration + 1 + k // 2 for k in range(8)]
+        table = TurnTable.build([e.trajectory.rewards for e in episodes], groups=groups)
+        found = rebn(table, 0.5) if advantage == "rebn" else grpo(table)
+        assert [e.advantages for e in episodes] == [pytest.approx(a) for a in table.split(found)]
+        recorded += of_tokens(episodes)
+    # Samples reach the loss in the order in which they were pushed; packing may reorder a step's.
+    assert 0 < len(watched.tokens) <= len(recorded)
+    assert sorted(watched.tokens) == sorted(recorded[: len(watched.tokens)])
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == 3
+    assert "gem/return_mean" in {name for step in steps for name in step}
+    if advantage == "rebn":
+        assert all(step["grad_norm"] > 0 for step in steps)
+
+
+def test_the_first_batch_is_on_policy_to_the_loss_and_later_ones_say_their_version(
+    make_trainer: Make, tmp_path: Path
+) -> None:
+    trainer = make_trainer(record_dir=str(tmp_path / "run"), given={"tasks": 2})
+    trainer.train()
+    first, *_, last = [entry for entry in trainer.state.log_history if "loss" in entry]
+    # TRL's ratio to the sampler's log-probabilities: packed attention and generate agree.
+    assert first["ratio"] == pytest.approx(1, abs=1e-4)
+    assert first["sample/staleness_max"] == 0
+    versions = [e.trajectory.policy_version for e in read_run(tmp_path / "run").episodes()]
+    assert versions[0] == (1, 1)
+    assert all(v is not None and v[0] <= v[1] for v in versions)
+    assert max(v[1] for v in versions if v) > 1
+    assert last["sample/staleness_max"] <= 4
+
+
+def test_log_probabilities_are_the_models(make_trainer: Make) -> None:
+    """At a temperature, of prompts of different lengths, after new weights have come."""
+    trainer = make_trainer(args={"temperature": 0.7})
+    engine = trainer.weight_transfer
+    engine.pause()
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight.mul_(1.01)
+    engine.send_weights(trainer._streaming_iter())
+    engine.resume()
+    prompts = [[5, 6, 7, 8, 9], [11, 12]]
+    requests = [Request(i, ids, ids, True, 4 + i) for i, ids in enumerate(prompts)]
+    for request, sample in zip(requests, engine(requests), strict=True):
+        assert sample.version == 1
+        assert 0 < len(sample.token_ids) <= request.max_tokens
+        ids = torch.tensor([request.prompt_ids + sample.token_ids])
+        with torch.no_grad():
+            logits = engine._model(ids).logits[0, len(request.prompt_ids) - 1 : -1] / 0.7
+        own = dict(trainer.model.named_parameters())
+        for name, weight in engine._model.named_parameters():
+            torch.testing.assert_close(weight, own[name])
+        expected = logits.log_softmax(-1)[range(len(sample.token_ids)), sample.token_ids]
+        assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_weights_that_are_not_the_models_are_an_error(make_trainer: Make) -> None:
+    engine = make_trainer().weight_transfer
+    with pytest.raises(RolloutError, match=r"did not send all weights: .*embed_tokens"):
+        engine.send_weights(iter([]))
+    with pytest.raises(RolloutError, match="that the engine lacks: other"):
+        engine.send_weights(iter([("other", torch.zeros(1))]))
+
+
+def test_void_episodes_are_no_samples(make_trainer: Make, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        "gem:test:Scripted-v0?n=64&doomed=1",
+        group_size=1,
+        retries=0,
+        max_failed_fraction=0.5,
+        record_dir=str(tmp_path / "run"),
+        args={"max_steps": 1},
+    )
+    trainer.train()
+    metrics, *_ = read_run(tmp_path / "run").metrics
+    assert (metrics["episodes"], metrics["failed_environment"]) == (7, 1)
+    assert metrics["samples"] == 7 * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "said"),
+    [
+        ({"retries": 0}, {}, r"8 of 8 episodes .*environment 8 \(.*sandbox gone"),
+        ({}, {"reward_funcs": lambda episodes, **_: [math.nan] * len(episodes)}, "returned nan"),
+    ],
+)
+def test_what_fails_while_playing_ends_the_training(
+    make_trainer: Make, settings: dict[str, Any], given: dict[str, Any], said: str
+) -> None:
+    doomed = "gem:test:Scripted-v0?n=64&doomed=64" if settings else "gem:test:Scripted-v0?n=64"
+    trainer = make_trainer(doomed, group_size=1, given=given, **settings)
+    with pytest.raises(RolloutError, match=said):
+        trainer.train()
+
+
+def test_reward_functions_add_to_the_last_turn(make_trainer: Make, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        record_dir=str(tmp_path / "run"),
+        given={"reward_funcs": lambda episodes, **_: [float(e.task.seed) for e in episodes]},
+        args={"max_steps": 1},
+    )
+    trainer.train()
+    for episode in read_run(tmp_path / "run").episodes():
+        last = episode.trajectory.turns[-1]
+        assert last.reward == last.info["reward/environment"] + episode.trajectory.task.seed
+
+
+@pytest.mark.parametrize(
+    ("args", "settings", "said"),
+    [
+        ({"top_k": 5}, {}, "AsyncGRPOConfig.top_k: the ratio"),
+        ({"top_p": 0.9}, {}, "AsyncGRPOConfig.top_p: the ratio"),
+        ({"token_budget": 100}, {}, "token_budget: TRL drops longer episodes.*at least 384"),
+        ({}, {"extra_batches": 1}, "gem.extra_batches: TRL's async trainer takes samples"),
+        ({}, {"importance_sampling": True}, "gem.importance_sampling"),
+    ],
+)
+def test_what_would_train_on_something_else_is_refused(
+    make_trainer: Make, args: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make_trainer(args=args, **settings)
+
+
+def test_arguments_that_do_not_go_together_are_refused(make_trainer: Make) -> None:
+    with pytest.raises(ConfigurationError, match="rollout_worker: episodes are GEM's"):
+        make_trainer(given={"rollout_worker": object()})
+    with pytest.raises(ConfigurationError, match="engine and weight_transfer belong together"):
+        make_trainer(given={"engine": lambda requests: []})
+    with pytest.raises(ConfigurationError, match="checkpoints .* have no position in the tasks"):
+        make_trainer().train(resume_from_checkpoint="checkpoint-1")
+
+
+def test_the_budget_of_a_row_is_the_longest_episode(make_trainer: Make) -> None:
+    trainer = make_trainer(args={"token_budget": None, "max_steps": 1})
+    assert trainer.args.token_budget == 128 + 256
+    trainer.train()
