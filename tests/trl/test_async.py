@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
+import gem_trl.async_trainer
 from gem.advantage import TurnTable, grpo, rebn
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem.rollout.play import Request
 from gem_cpu import trl_plugin
 from gem_train.record import EpisodeRecord, read_run
+from gem_trl.async_server import ServerEngine
 
 Make = Callable[..., Any]
 
@@ -174,6 +177,91 @@ def test_log_probabilities_are_the_models(make_trainer: Make) -> None:
         assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
+def test_an_adapter_is_merged_into_the_weights_that_sample(make_trainer: Make) -> None:
+    from peft import LoraConfig
+
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    trainer = make_trainer(given={"peft_config": adapter, "tasks": 2}, args={"max_steps": 2})
+    trainer.train()
+    first, second = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert trainer.weight_transfer.version == 3
+    # Were the adapter not there, the ratio to what was sampled would differ from 1.
+    assert first["ratio"] == pytest.approx(1, abs=1e-4)
+    assert second["grad_norm"] > 0
+
+
+def test_passes_over_the_tasks_end_the_training(make_trainer: Make, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        "gem:test:Scripted-v0?n=8",
+        record_dir=str(tmp_path / "run"),
+        args={"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 16},
+    )
+    trainer.train()
+    seeds = [e.trajectory.task.seed for e in read_run(tmp_path / "run").episodes()]
+    assert seeds[:16] == [seed for seed in range(8) for _ in range(2)]
+
+
+def test_code_that_exits_does_not_end_the_training_well(make_trainer: Make) -> None:
+    import sys
+
+    from transformers import TrainerCallback
+
+    class Leaves(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            sys.exit()
+
+    trainer = make_trainer()
+    trainer.add_callback(Leaves())
+    with pytest.raises(UnfinishedError, match=r"after 1 of 3 steps.*sys.exit.None"):
+        trainer.train()
+
+
+class Unsent:
+    """TRL's weight_transfer for a server that keeps its weights."""
+
+    def nothing(self, *_: Any) -> None: ...
+
+    init_weight_transfer = pause = send_weights = resume = destroy = nothing
+
+
+@pytest.mark.slow
+def test_a_vllm_server_samples(
+    make_trainer: Make, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one; it keeps its weights, as those of a CPU cannot be sent by NCCL."""
+    from gem_cpu.servers import model_server
+
+    python = Path(__file__).parents[2] / ".venvs" / "openrlhf" / "bin" / "python"
+    assert python.exists(), "make env-openrlhf"
+    with model_server("vllm", python, str(model)) as url:
+        monkeypatch.setattr(gem_trl.async_trainer, "ServerEngine", partial(named, name="m"))
+        trainer = make_trainer(
+            args={"vllm_server_base_url": url.removesuffix("/v1"), "max_steps": 2},
+            given={"engine": "server", "weight_transfer": Unsent(), "tasks": 2},
+            record_dir=str(tmp_path / "run"),
+        )
+        trainer.train()
+    first = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert first["ratio"] == pytest.approx(1, abs=1e-3)
+    episodes = list(read_run(tmp_path / "run").episodes())
+    assert episodes[0].trajectory.policy_version == (1, 1)
+    assert all(e.trajectory.sampled_tokens > 0 for e in episodes)
+
+
+def named(url: str, model: str, *, name: str, **kwargs: Any) -> Any:
+    """Return the engine of a server that calls the model otherwise."""
+    return ServerEngine(url, name, **kwargs)
+
+
+def test_a_server_that_does_not_answer_ends_the_training(make_trainer: Make) -> None:
+    trainer = make_trainer(
+        args={"vllm_server_base_url": "http://127.0.0.1:9", "request_timeout": 1},
+        given={"engine": "server", "weight_transfer": Unsent()},
+    )
+    with pytest.raises(RolloutError, match=r"the vLLM server http://127.0.0.1:9"):
+        trainer.gem_worker._engine([Request(0, [5], [5], True, 4)])
+
+
 def test_weights_that_are_not_the_models_are_an_error(make_trainer: Make) -> None:
     engine = make_trainer().weight_transfer
     with pytest.raises(RolloutError, match=r"did not send all weights: .*embed_tokens"):
@@ -247,6 +335,10 @@ def test_arguments_that_do_not_go_together_are_refused(make_trainer: Make) -> No
         make_trainer(given={"rollout_worker": object()})
     with pytest.raises(ConfigurationError, match="engine and weight_transfer belong together"):
         make_trainer(given={"engine": lambda requests: []})
+    with pytest.raises(ConfigurationError, match="peft_config: TRL may give the server"):
+        make_trainer(given={"engine": "server", "peft_config": object()})
+    with pytest.raises(ConfigurationError, match="temperature 1 by default.*got 0.7"):
+        make_trainer(given={"engine": "server"}, args={"temperature": 0.7})
     with pytest.raises(ConfigurationError, match="checkpoints .* have no position in the tasks"):
         make_trainer().train(resume_from_checkpoint="checkpoint-1")
 

@@ -6,16 +6,18 @@ are GEM's, its loop and loss stay TRL's. Nothing of TRL is copied or patched.
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from typing import Any, Literal
 
 from transformers import AutoTokenizer
 
 from gem.errors import ConfigurationError
+from gem_train.ending import to_the_end
+from gem_train.recording import rows_wanted
 from gem_train.seams import Seam, called, check_seams
 from gem_train.settings import check_group_size, refuse_values
 from gem_trl import TRAINER
 from gem_trl.async_engine import InProcessEngine
+from gem_trl.async_server import ServerEngine
 from gem_trl.record import recording
 from gem_trl.rewards import RewardFunction, RewardFunctions
 from gem_trl.settings import GemSettings
@@ -59,7 +61,7 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
         gem: GemSettings | None = None,
         tasks: int | None = None,
         reward_funcs: RewardFunction | list[RewardFunction] | None = None,
-        engine: Engine | None = None,
+        engine: Engine | Literal["server"] | None = None,
         processing_class: Any = None,
         weight_transfer: Any = None,
         **kwargs: Any,
@@ -75,8 +77,10 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
             tasks: Tasks of a batch of episodes, over which advantages are computed; by default as
                 many as give an optimiser step's number of episodes.
             reward_funcs: See `GemGRPOTrainer`; all have the weight 1.
-            engine: Samples turns; needs `weight_transfer`. By default both are a copy of the model
-                in the main process (`gem_trl.async_engine.InProcessEngine`).
+            engine: Samples turns. By default it is a copy of the model in the main process, which
+                takes over the weights (`gem_trl.async_engine.InProcessEngine`). `server` is the
+                vLLM server of `args`, to which TRL sends the weights. An engine of your own needs
+                a `weight_transfer`.
             processing_class: As for AsyncGRPOTrainer.
             weight_transfer: As for AsyncGRPOTrainer: brings the weights to the engine.
             **kwargs: AsyncGRPOTrainer's other arguments, but those in `OURS`.
@@ -90,19 +94,34 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
         for name in OURS:
             if kwargs.get(name) is not None:
                 raise ConfigurationError(f"{name}: episodes are GEM's; leave it out")
-        if (engine is None) != (weight_transfer is None):
+        served = engine == "server"
+        if not served and (engine is None) != (weight_transfer is None):
             raise ConfigurationError(
                 "engine and weight_transfer belong together: without its weights an engine samples "
                 "with those that it began with"
             )
+        if served and kwargs.get("peft_config") is not None:
+            raise ConfigurationError(
+                "peft_config: TRL may give the server an adapter of another name for each update, "
+                "which engine='server' does not ask for; leave out one of them"
+            )
         check_config(args, gem)
+        if served and args.temperature != 1:
+            raise ConfigurationError(
+                "AsyncGRPOConfig.temperature: vLLM's server reports log-probabilities at "
+                f"temperature 1 by default; with engine='server' it must be 1, "
+                f"got {args.temperature}"
+            )
         rewards = RewardFunctions(reward_funcs)
         if args.token_budget is None:
             args.token_budget = gem.prompt_tokens + gem.response_tokens
         group_size = gem.group_size or args.num_generations
         samples = args.per_device_train_batch_size * args.gradient_accumulation_steps
         samples *= args.world_size
-        tokenizer = processing_class or AutoTokenizer.from_pretrained(model)
+        init = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+        tokenizer = processing_class or AutoTokenizer.from_pretrained(
+            model, revision=init.get("revision"), trust_remote_code=init["trust_remote_code"]
+        )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         self.gem_worker: GemRolloutWorker | None = None
@@ -116,7 +135,14 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
                     stop_ids=chat.stop_ids,
                     pad_id=tokenizer.pad_token_id,
                     device=args.device,
-                    dtype=args.dtype,
+                    **{"dtype": args.dtype, **init},
+                )
+            elif engine == "server":
+                engine = ServerEngine(
+                    args.vllm_server_base_url,
+                    model,
+                    stop_ids=chat.stop_ids,
+                    timeout_s=args.request_timeout,
                 )
             self.gem_worker = GemRolloutWorker(
                 train_dataset,
@@ -136,7 +162,7 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
             train_dataset=train_dataset,
             processing_class=tokenizer,
             rollout_worker=self.gem_worker or _Absent(),
-            weight_transfer=weight_transfer or _Absent(),
+            weight_transfer=weight_transfer or (None if served else _Absent()),
             **kwargs,
         )
 
@@ -147,17 +173,25 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
             ConfigurationError: It is to go on from a checkpoint, which has no position in the
                 tasks.
             RolloutError: Playing failed: too many episodes, the engine, or a reward function.
+            UnfinishedError: Fewer steps were made than were asked for, or something called
+                `sys.exit()`. A callback may end the training earlier.
         """
         if args or kwargs.get("resume_from_checkpoint"):
             raise ConfigurationError(
                 "resume_from_checkpoint: checkpoints of GemAsyncGRPOTrainer have no position in "
                 "the tasks; start from the saved weights as a new training"
             )
-        result = super().train(**kwargs)
+        with to_the_end(lambda: self.state.global_step, self._wanted, "steps"):
+            result = super().train(**kwargs)
         if self.gem_worker is not None:
             # What failed after the last sample that was trained on.
             self.gem_worker.check()
         return result
+
+    def _wanted(self) -> int:
+        """Return the steps of the run, or those until a callback ended the training."""
+        ended = self.control.should_training_stop and self.state.global_step > 0
+        return int(self.state.global_step if ended else self.state.max_steps)
 
 
 class _Absent:
@@ -176,14 +210,14 @@ def check_config(args: Any, gem: GemSettings) -> None:
     """
     check_group_size(gem.advantage, "gem.group_size", gem.group_size or args.num_generations)
     no_extra = "TRL's async trainer takes samples one by one, not batches; leave it out"
+    no_rows = "GEM_RECORD_ROWS=1 asks for rows of tensors, which this trainer lacks; unset it"
     own = "the ratio to the sampler's probabilities is TRL's loss itself; leave it False"
-    rows = os.environ.get("GEM_RECORD_ROWS") == "1"
     refuse_values(
-        {**vars(gem), "record_dir": gem.record_dir},
+        vars(gem),
         [
             ("extra_batches", gem.extra_batches is not None, no_extra),
             ("importance_sampling", gem.importance_sampling, own),
-            ("record_dir", rows, "GEM_RECORD_ROWS=1 is not for the async trainer; unset it"),
+            ("record_dir", gem.record_dir is not None and rows_wanted(), no_rows),
         ],
         "gem.",
     )

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -33,7 +34,8 @@ from gem_trl.settings import GemSettings
 
 Engine: TypeAlias = Callable[[Sequence[Request]], list[Sample]]
 """Samples a turn for each request, with log-probabilities at the trainer's temperature before any
-candidate is left out, and the version of the weights. It may be called from another thread."""
+candidate is left out, and the version of the weights (TRL's `model_version`) if it knows it. It is
+called from another thread than the trainer's."""
 
 _POLL_S = 0.05
 """How often the worker looks whether the trainer has room for another batch, in seconds."""
@@ -200,9 +202,15 @@ class GemRolloutWorker:
     def _sampled(self, requests: list[Request]) -> list[Sample]:
         if self._stopping.is_set():
             raise RolloutError("training has ended")
+        before = self._version
         samples = self._engine(requests)
         self._beat = time.monotonic()
-        return samples
+        # What does not know its weights had one of those that were there meanwhile.
+        meanwhile = (before, self._version)
+        return [
+            each if each.version is not None else replace(each, version=meanwhile)
+            for each in samples
+        ]
 
     def _push(self, episodes: Sequence[Trajectory]) -> None:
         """Compute the advantages of a batch, record it, and hand its samples to the trainer."""
@@ -242,16 +250,13 @@ def samples_of(
         system_prompt: Text of the system message.
 
     Raises:
-        RolloutError: The engine did not report the log-probability of each token, or the version
-            of the weights, without which TRL cannot weigh or drop old samples.
+        RolloutError: The engine did not report the log-probability of each token.
     """
     row = training_row(episode)
-    if row is None:
-        return []
+    if row is None or episode.policy_version is None:
+        return []  # nothing was sampled
     if row.logprobs is None or not all(map(math.isfinite, row.logprobs)):
         raise RolloutError("the engine must report the log-probability of every sampled token")
-    if episode.policy_version is None:
-        raise RolloutError("the engine must report the version of the weights that sampled")
     first = len(row.prompt_ids)
     ids = np.array(row.ids, dtype=np.int64)
     logprobs = np.array([0.0] * first + row.logprobs, dtype=np.float32)
