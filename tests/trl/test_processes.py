@@ -28,7 +28,9 @@ from gem_train.record import EpisodeRecord, read_run
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SERVED, SHARDED = (str(Path(__file__).with_name(f"{n}.py")) for n in ("served", "sharded"))
+SERVED, SHARDED, REWARDED = (
+    str(Path(__file__).with_name(f"{name}.py")) for name in ("served", "sharded", "rewarded")
+)
 TRAIN = ("-m", "gem_trl.train")
 OPENRLHF = str(ROOT / ".venvs" / "openrlhf" / "bin" / "python")
 STARTUP = str(ROOT / "packages" / "gem-cpu" / "src" / "gem_cpu" / "startup")
@@ -120,6 +122,20 @@ def test_two_processes_train_as_one_does(
     assert done.returncode == 0, done.stderr[-4000:]
     check_equal(alone, tmp_path / "run")
     keep("trl", "two ranks")
+
+
+def test_each_process_scores_its_episodes_and_the_statistics_are_of_all(
+    spec: dict[str, Any], tmp_path: Path
+) -> None:
+    for processes in (1, 2):
+        done = run(tmp_path / str(processes), spec, processes, [REWARDED])
+        assert done.returncode == 0, done.stderr[-4000:]
+    check_equal(tmp_path / "1", tmp_path / "2")
+    one, two = (read_run(tmp_path / str(processes)) for processes in (1, 2))
+    for a, b in zip(one.metrics, two.metrics, strict=True):
+        if a["split"] == "train":
+            assert a["rewards/brevity/mean"] == b["rewards/brevity/mean"] < 0
+    assert all(e.trajectory.turns[-1].info["added/brevity"] < 0 for e in two.episodes())
 
 
 @pytest.mark.nightly

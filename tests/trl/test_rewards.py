@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import math
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +16,7 @@ from trl.rewards import think_format_reward
 from gem.advantage import TurnTable, grpo, rebn
 from gem.errors import ConfigurationError, RolloutError
 from gem_train.record import EpisodeRecord, read_run
+from gem_train.testing.golden import golden_batch
 from gem_trl.rewards import RewardFunctions
 
 Make = Callable[..., Any]
@@ -164,6 +167,50 @@ def test_equal_groups_are_judged_by_the_summed_rewards(make_trainer: Make, tmp_p
     assert turns == [0, 0, 1, 1, 2, 2, 3, 3]
     found = [a for e in read_run(tmp_path / "run").episodes() for a in e.advantages]
     assert found == pytest.approx([-1.0, 1.0] * 4, abs=1e-4)
+
+
+def score(*functions: Any) -> list[dict[str, Any]]:
+    """Score the valid golden episodes; return the infos of their last turns."""
+    batch = [episode for episode in golden_batch() if episode.valid]
+    scored = RewardFunctions(functions).score(batch, Plain())  # type: ignore[arg-type]
+    return [episode.turns[-1].info for episode in scored]
+
+
+class Plain:
+    """Stands in for a tokenizer, whose text these functions do not read."""
+
+    def decode(self, ids: Any) -> str:
+        return ""
+
+
+async def waits(episodes: list[Any], **_: Any) -> list[float]:
+    await asyncio.sleep(0)
+    return [2.0] * len(episodes)
+
+
+def runs_a_loop(episodes: list[Any], **_: Any) -> list[float]:
+    return asyncio.run(waits(episodes))
+
+
+def test_functions_may_wait_run_a_loop_and_be_in_one() -> None:
+    async def notebook() -> list[dict[str, Any]]:
+        return score(waits)
+
+    assert all(info["score/waits"] == 2.0 for info in asyncio.run(notebook()))
+    for info in score(waits, runs_a_loop):
+        assert (info["score/waits"], info["score/runs_a_loop"]) == (2.0, 2.0)
+
+
+def test_one_that_fails_leaves_no_coroutine_behind(recwarn: pytest.WarningsRecorder) -> None:
+    async def fails(**_: Any) -> list[float]:
+        raise KeyError("judge")
+
+    with pytest.raises(RolloutError, match="'raises' failed: KeyError: 'judge'"):
+        score(waits, raises)
+    with pytest.raises(RolloutError, match="'fails' failed: KeyError: 'judge'"):
+        score(fails, waits)
+    gc.collect()
+    assert not [each for each in recwarn if "never awaited" in str(each.message)]
 
 
 def raises(**_: Any) -> list[float]:

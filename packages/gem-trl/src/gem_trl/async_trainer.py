@@ -6,6 +6,7 @@ are GEM's, its loop and loss stay TRL's. Nothing of TRL is copied or patched.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from transformers import AutoTokenizer
@@ -39,7 +40,11 @@ SEAMS = [
 ]
 """What is extended or called."""
 
-check_seams(TRAINER, SEAMS)
+NEEDED = replace(TRAINER, supported=">=1.16,<2", install='pip install "trl>=1.16,<2"')
+"""TRL that has these."""
+
+NEEDED.check()
+check_seams(NEEDED, SEAMS)
 
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
 

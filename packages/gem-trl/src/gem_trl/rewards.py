@@ -9,7 +9,9 @@ import asyncio
 import inspect
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -130,41 +132,46 @@ class RewardFunctions:
             "episodes": given,
             **context,
         }
-        found = self._loop.run(self._called(kwargs))
+        found = self._numbers(kwargs)
         for k, place in enumerate(places):
             scored[place] = self._with(
                 given[k], {name: scores[k] for name, scores in found.items()}
             )
         return scored
 
-    async def _called(self, kwargs: Mapping[str, Any]) -> dict[str, list[float | None]]:
-        """Return the numbers of each function; coroutines run side by side, as in TRL."""
-        waiting = [self._numbers(name, kwargs) for name in self._functions]
-        return dict(zip(self._functions, await asyncio.gather(*waiting), strict=True))
-
-    async def _numbers(self, name: str, kwargs: Mapping[str, Any]) -> list[float | None]:
+    def _numbers(self, kwargs: Mapping[str, Any]) -> dict[str, list[float | None]]:
+        """Return the numbers of each function for the episodes."""
+        results: dict[str, Any] = {}
         try:
-            result = self._functions[name](**kwargs)
-            if inspect.isawaitable(result):
-                result = await result
-            scores = [None if score is None else float(score) for score in result]
-        except Exception as error:
-            raise RolloutError(
-                f"the reward function {name!r} failed: {type(error).__name__}: {error}"
-            ) from error
-        episodes = kwargs["episodes"]
-        if len(scores) != len(episodes):
-            raise RolloutError(
-                f"the reward function {name!r} returned {len(scores)} numbers for "
-                f"{len(episodes)} episodes; return one, or None, for each"
-            )
-        for score, episode in zip(scores, episodes, strict=True):
-            if score is not None and not math.isfinite(score):
-                raise RolloutError(
-                    f"the reward function {name!r} returned {score} for the episode of "
-                    f"{episode.task}; return a finite number, or None if it cannot be scored"
-                )
-        return scores
+            # Not inside a loop: a function may run one of its own.
+            for name, function in self._functions.items():
+                with _named(name):
+                    results[name] = function(**kwargs)
+            waiting = [name for name, result in results.items() if inspect.isawaitable(result)]
+            if waiting:
+                results |= self._awaited({name: results[name] for name in waiting})
+        finally:
+            for result in results.values():
+                if inspect.iscoroutine(result):
+                    result.close()  # another function has failed
+        return {name: _checked(name, each, kwargs["episodes"]) for name, each in results.items()}
+
+    def _awaited(self, waiting: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+        """Return what coroutines return, which run side by side, as in TRL."""
+
+        async def one(name: str) -> Any:
+            with _named(name):
+                return await waiting[name]
+
+        async def every() -> dict[str, Any]:
+            return dict(zip(waiting, await asyncio.gather(*map(one, waiting)), strict=True))
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._loop.run(every())
+        with ThreadPoolExecutor(1) as thread:  # of a notebook, where a loop runs in this one
+            return thread.submit(lambda: self._loop.run(every())).result()
 
     def _with(self, episode: Trajectory, scores: Mapping[str, float | None]) -> Trajectory:
         last = episode.turns[-1]
@@ -202,6 +209,34 @@ class RewardFunctions:
                 found[f"rewards/{name}/mean"] = statistics.fmean(scores)
             found[f"rewards/{name}/unscored"] = float(len(valid) - len(scores))
         return found
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Say which function raised."""
+    try:
+        yield
+    except Exception as error:
+        raise RolloutError(
+            f"the reward function {name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _checked(name: str, result: Any, episodes: Sequence[Trajectory]) -> list[float | None]:
+    with _named(name):
+        scores = [None if score is None else float(score) for score in result]
+    if len(scores) != len(episodes):
+        raise RolloutError(
+            f"the reward function {name!r} returned {len(scores)} numbers for {len(episodes)} "
+            "episodes; return one, or None, for each"
+        )
+    for score, episode in zip(scores, episodes, strict=True):
+        if score is not None and not math.isfinite(score):
+            raise RolloutError(
+                f"the reward function {name!r} returned {score} for the episode of "
+                f"{episode.task}; return a finite number, or None if it cannot be scored"
+            )
+    return scores
 
 
 def environment_return(episode: Trajectory) -> float:
