@@ -270,6 +270,21 @@ def test_weights_that_are_not_the_models_are_an_error(make_trainer: Make) -> Non
         engine.send_weights(iter([("other", torch.zeros(1))]))
 
 
+def test_weights_that_do_not_arrive_do_not_leave_the_worker_waiting(make_trainer: Make) -> None:
+    trainer = make_trainer()
+    trainer._streaming_iter = lambda: iter([("other", torch.zeros(1))])
+    with pytest.raises(RolloutError, match="that the engine lacks: other"):
+        trainer.train()
+    assert trainer.weight_transfer([Request(0, [5], [5], True, 4)])
+
+
+def test_rounds_that_hang_end_the_training(make_trainer: Make) -> None:
+    worker = make_trainer().gem_worker
+    worker.check_health(stale_after_s=60)
+    with pytest.raises(RolloutError, match=r"no round of turns has ended for \d+ s"):
+        worker.check_health(stale_after_s=-1)
+
+
 def test_void_episodes_are_no_samples(make_trainer: Make, tmp_path: Path) -> None:
     trainer = make_trainer(
         "gem:test:Scripted-v0?n=64&doomed=1",
@@ -318,6 +333,8 @@ def test_reward_functions_add_to_the_last_turn(make_trainer: Make, tmp_path: Pat
     [
         ({"top_k": 5}, {}, "AsyncGRPOConfig.top_k: the ratio"),
         ({"top_p": 0.9}, {}, "AsyncGRPOConfig.top_p: the ratio"),
+        ({"chat_template_kwargs": {"x": 1}}, {}, "chat_template_kwargs: .*gem.template_kwargs"),
+        ({"queue_maxsize": 9}, {}, "queue_maxsize: of TRL's own worker.*got 9"),
         ({"token_budget": 100}, {}, "token_budget: TRL drops longer episodes.*at least 384"),
         ({}, {"extra_batches": 1}, "gem.extra_batches: TRL's async trainer takes samples"),
         ({}, {"importance_sampling": True}, "gem.importance_sampling"),

@@ -108,6 +108,15 @@ class InProcessEngine:
         Raises:
             RolloutError: They are not those of this model.
         """
+        try:
+            self._receive(iterator)
+        except BaseException:
+            # TRL does not call `resume` then, and ends the worker, which may wait for them.
+            if self._weights.locked():
+                self._weights.release()
+            raise
+
+    def _receive(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
         own = dict(self._model.named_parameters())
         received = set()
         with torch.no_grad():

@@ -6,7 +6,7 @@ are GEM's, its loop and loss stay TRL's. Nothing of TRL is copied or patched.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from transformers import AutoTokenizer
@@ -52,6 +52,17 @@ from gem_trl.async_worker import Engine, GemRolloutWorker  # noqa: E402
 
 OURS = ("tools", "environment_factory", "rollout_worker")
 """Arguments of AsyncGRPOTrainer that GEM's episodes take the place of."""
+
+
+UNUSED = {
+    "chat_template_kwargs": "of TRL's own worker; GEM's is gem.template_kwargs",
+    "max_tool_calling_iterations": "of TRL's own worker; GEM's is gem.turns",
+    "max_inflight_tasks": "of TRL's own worker; GEM's plays the episodes of a batch together",
+    "queue_maxsize": "of TRL's own worker; GEM's begins a batch when the queue is almost empty",
+    "fork_threshold_tokens": "of TRL's own worker; GEM never renders a conversation again",
+    "log_completions": "of TRL's own worker; GEM's record has the episodes (gem.record_dir)",
+}
+"""Fields of AsyncGRPOConfig that have no effect here, and what has instead."""
 
 
 class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
@@ -225,6 +236,15 @@ def check_config(args: Any, gem: GemSettings) -> None:
             ("record_dir", gem.record_dir is not None and rows_wanted(), no_rows),
         ],
         "gem.",
+    )
+    defaults = {each.name: each.default for each in fields(args)}
+    refuse_values(
+        vars(args),
+        [
+            (name, getattr(args, name) != defaults[name], f"{instead}; leave its default")
+            for name, instead in UNUSED.items()
+        ],
+        "AsyncGRPOConfig.",
     )
     whole = "the ratio in TRL's loss would compare different distributions; leave its default"
     longest = gem.prompt_tokens + gem.response_tokens
