@@ -6,10 +6,11 @@ import json
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypedDict
 
 from gem.errors import RolloutError, UnreachableError
 from gem.fetching import asked
+from gem.json_lines import parse_as
 from gem.rollout.play import Request, Sample
 from gem_train.sampling import EngineSampler
 
@@ -79,8 +80,22 @@ class ServerEngine:
         return self._engine.sample(ids, logprobs, cut=reason == "length")
 
 
+class _Logprobs(TypedDict):
+    token_logprobs: list[float]
+
+
+class _Choice(TypedDict):
+    token_ids: list[int]
+    logprobs: _Logprobs
+    finish_reason: str
+
+
+class _Answer(TypedDict):
+    choices: list[_Choice]
+
+
 def _read(body: bytes) -> tuple[list[int], list[float], str]:
-    choice: Any = json.loads(body)["choices"][0]
+    choice: _Choice = parse_as(body, _Answer, "the answer")["choices"][0]
     ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
     if len(ids) != len(logprobs):
         raise ValueError(f"{len(ids)} tokens have {len(logprobs)} log-probabilities")
