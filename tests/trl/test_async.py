@@ -278,6 +278,13 @@ def test_weights_that_do_not_arrive_do_not_leave_the_worker_waiting(make_trainer
     assert trainer.weight_transfer([Request(0, [5], [5], True, 4)])
 
 
+def test_samples_that_trl_drops_end_the_training(make_trainer: Make) -> None:
+    """24 samples take 3 updates: those of the second are one update old, and TRL drops them."""
+    trainer = make_trainer(args={"max_staleness": 0}, given={"tasks": 4})
+    with pytest.raises(RolloutError, match=r"TRL has dropped \d+ samples .*max_staleness updates"):
+        trainer.train()
+
+
 def test_rounds_that_hang_end_the_training(make_trainer: Make) -> None:
     worker = make_trainer().gem_worker
     worker.check_health(stale_after_s=60)
@@ -334,6 +341,7 @@ def test_reward_functions_add_to_the_last_turn(make_trainer: Make, tmp_path: Pat
         ({"top_k": 5}, {}, "AsyncGRPOConfig.top_k: the ratio"),
         ({"top_p": 0.9}, {}, "AsyncGRPOConfig.top_p: the ratio"),
         ({"chat_template_kwargs": {"x": 1}}, {}, "chat_template_kwargs: .*gem.template_kwargs"),
+        ({"logging_steps": 2}, {}, "logging_steps: TRL's logs tell whether it drops samples"),
         ({"queue_maxsize": 9}, {}, "queue_maxsize: of TRL's own worker.*got 9"),
         ({"token_budget": 100}, {}, "token_budget: TRL drops longer episodes.*at least 384"),
         ({}, {"extra_batches": 1}, "gem.extra_batches: TRL's async trainer takes samples"),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from transformers import AutoTokenizer
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, RolloutError
 from gem_train.ending import to_the_end
 from gem_train.recording import rows_wanted
 from gem_train.seams import Seam, called, check_seams
@@ -26,6 +26,7 @@ from gem_trl.settings import GemSettings
 _ASYNC = "trl.experimental.async_grpo."
 SEAMS = [
     Seam(f"{_ASYNC}async_grpo_trainer:AsyncGRPOTrainer.train"),
+    Seam(f"{_ASYNC}async_grpo_trainer:AsyncGRPOTrainer.log", "self, logs, start_time"),
     called(
         f"{_ASYNC}async_grpo_trainer:AsyncGRPOTrainer.__init__",
         "self, model, *, args, train_dataset, processing_class, rollout_worker, weight_transfer",
@@ -53,6 +54,16 @@ from gem_trl.async_worker import Engine, GemRolloutWorker  # noqa: E402
 OURS = ("tools", "environment_factory", "rollout_worker")
 """Arguments of AsyncGRPOTrainer that GEM's episodes take the place of."""
 
+
+_OLD = (
+    "that are more than AsyncGRPOConfig.max_staleness updates old (raise it above the number of "
+    "updates that a batch of episodes takes, choose fewer tasks, or more samples for an update)"
+)
+DROPPED = {
+    "sample/dropped_stale_total": _OLD,
+    "batch/dropped_oversize_total": "that are longer than AsyncGRPOConfig.token_budget (raise it)",
+}
+"""What TRL logs of samples that it leaves out, and which these are."""
 
 UNUSED = {
     "chat_template_kwargs": "of TRL's own worker; GEM's is gem.template_kwargs",
@@ -204,6 +215,21 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
             self.gem_worker.check()
         return result
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log; see TRL's method.
+
+        Raises:
+            RolloutError: TRL has dropped samples: what is left of a batch is not what its
+                advantages were computed over.
+        """
+        super().log(logs, start_time)
+        for name, why in DROPPED.items():
+            if number := logs.get(name):
+                raise RolloutError(
+                    f"TRL has dropped {number:.0f} samples {why}, but advantages are over whole "
+                    "batches"
+                )
+
     def _wanted(self) -> int:
         """Return the steps of the run, or those until a callback ended the training."""
         ended = self.control.should_training_stop and self.state.global_step > 0
@@ -238,6 +264,9 @@ def check_config(args: Any, gem: GemSettings) -> None:
         "gem.",
     )
     defaults = {each.name: each.default for each in fields(args)}
+    every = "TRL's logs tell whether it drops samples; set it to 1, and logging_strategy to 'steps'"
+    rare = (args.logging_strategy, args.logging_steps) != ("steps", 1)
+    refuse_values(vars(args), [("logging_steps", rare, every)], "AsyncGRPOConfig.")
     refuse_values(
         vars(args),
         [
