@@ -19,6 +19,7 @@ import trl
 import trl.trainer
 from trl.trainer import grpo_trainer
 
+import gem_trl.replacement
 import gem_trl.trainer
 from gem.advantage import TurnTable, rebn
 from gem.errors import UnsupportedVersionError
@@ -97,6 +98,13 @@ def check_training(make_trainer: Make, folder: Path) -> Any:
 def test_trls_own_class_is_what_is_needed() -> None:
     check_class(grpo_trainer.GRPOTrainer)
     assert all(hasattr(grpo_trainer.GRPOTrainer, name) for name in METHODS)
+
+
+def test_a_trl_without_a_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {**METHODS, "_compute_gem": "computes what is needed"}
+    monkeypatch.setattr(gem_trl.replacement, "METHODS", others)
+    with pytest.raises(UnsupportedVersionError, match="_compute_gem, which computes .* has none"):
+        check_class(grpo_trainer.GRPOTrainer)
 
 
 def test_a_replacement_that_keeps_the_seams_trains_on_gems_advantages(

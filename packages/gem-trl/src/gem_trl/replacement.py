@@ -38,7 +38,7 @@ _WRAPPERS = ("trl.", "torch.")
 
 
 def check_class(trainer: type) -> None:
-    """Make sure that a class has TRL's source of each of `METHODS` that TRL's file defines.
+    """Make sure that a class has TRL's source of each of `METHODS`.
 
     Unchanged copies of a method pass, wherever they are defined.
 
@@ -49,10 +49,16 @@ def check_class(trainer: type) -> None:
         UnsupportedVersionError: A method is missing or another one. The message names the method,
             who defines it, and what to do.
     """
-    for name, method in _trls().items():
+    methods = _trls()
+    for name in METHODS:
+        if name not in methods:
+            raise UnsupportedVersionError(
+                f"{TRAINER.by} needs {MODULE}.{CLASS}.{name}, which {METHODS[name]}, but trl "
+                f"{TRAINER.check()} has none; supported is trl {TRAINER.supported}"
+            )
         found = getattr(trainer, name, None)
         function = None if found is None else _undecorated(found)
-        if function is not None and _is(function, method):
+        if function is not None and _is(function, methods[name]):
             continue
         by = f"{trainer.__module__}.{trainer.__qualname__}"
         where = "is missing" if function is None else f"is {_place(function)}, with other code"
