@@ -44,6 +44,7 @@ INSTALLS = ("gem-core", "gem-core[math,python]", "gem-bench", "gem-eval", "gem-t
 """What is installed into empty environments, one after the other."""
 TRAINERS = ("verl", "openrlhf", "oat", "rl2", "tinker", "trl", "skyrl")
 """Whose environments may hold an adapter; TRL is in `dev`."""
+TINY = ROOT / "packages" / "gem-cpu" / "src" / "gem_cpu" / "models" / "tiny"
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)]+)\)")
 _OURS = re.compile(r"^(gem-[a-z0-9]+)(?:\[[^]]*\])?==([^ ;]+)")
 
@@ -230,7 +231,12 @@ def beside_trainers(links_: Path) -> Iterator[str]:
                 names = ["gem-core[math,python]", "gem-train", "gem-cpu", f"gem-{trainer}"]
                 run(*pip, "install", "--no-deps", "--find-links", links_, "gem-math", "gem-sandbox")
                 run(*pip, "install", "--no-deps", "--find-links", links_, *names)
-                run(python, "-m", f"gem_{trainer}.doctor", GEM_CPU="1")
+                # Stand-ins for what trainers need a GPU for; Tinker's doctor asks a server.
+                stand_ins = next(site.glob("gem_cpu/startup"))
+                serve = (python, "-m", "gem_cpu.tinker_server", "--model", TINY, "--")
+                doctor = (python, "-m", f"gem_{trainer}.doctor")
+                command = (*serve, *doctor) if trainer == "tinker" else doctor
+                run(*command, GEM_CPU="1", PYTHONPATH=str(stand_ins))
             except CheckError as error:
                 yield f"gem-{trainer} beside its trainer: {error}"
                 continue
