@@ -232,11 +232,13 @@ def beside_trainers(links_: Path) -> Iterator[str]:
                 run(*pip, "install", "--no-deps", "--find-links", links_, "gem-math", "gem-sandbox")
                 run(*pip, "install", "--no-deps", "--find-links", links_, *names)
                 # Stand-ins for what trainers need a GPU for; Tinker's doctor asks a server.
-                stand_ins = next(site.glob("gem_cpu/startup"))
+                folders = (site / "gem_cpu" / "startup", site / "gem_cpu" / "rl2_stand_ins")
+                stand_ins = os.pathsep.join(map(str, folders[: 2 if trainer == "rl2" else 1]))
+                hook = "gem_openrlhf.worker.runtime_env_hook" if trainer == "openrlhf" else ""
                 serve = (python, "-m", "gem_cpu.tinker_server", "--model", TINY, "--")
                 doctor = (python, "-m", f"gem_{trainer}.doctor")
                 command = (*serve, *doctor) if trainer == "tinker" else doctor
-                run(*command, GEM_CPU="1", PYTHONPATH=str(stand_ins))
+                run(*command, GEM_CPU="1", PYTHONPATH=stand_ins, RAY_RUNTIME_ENV_HOOK=hook)
             except CheckError as error:
                 yield f"gem-{trainer} beside its trainer: {error}"
                 continue
