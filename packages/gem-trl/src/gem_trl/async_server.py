@@ -27,7 +27,7 @@ class ServerEngine:
     """
 
     def __init__(
-        self, url: str, model: str, *, stop_ids: frozenset[int], timeout_s: float = 600.0
+        self, url: str, model: str, *, stop_ids: frozenset[int], seed: int, timeout_s: float = 600.0
     ) -> None:
         """Connect to nothing yet.
 
@@ -35,13 +35,15 @@ class ServerEngine:
             url: Of the server, such as `http://localhost:8000`.
             model: The server's name of the model; TRL's is its folder or name on the hub.
             stop_ids: Tokens at which a turn ends.
+            seed: Of the seeds of turns. Data-parallel engines draw the same ones for requests
+                that have none.
             timeout_s: Time limit of one turn.
         """
         self._url = url.rstrip("/")
         self._model = model
         self._timeout_s = timeout_s
         self._engine = EngineSampler(stop_ids)
-        self._seeds = random.Random()
+        self._seeds = random.Random(seed)
 
     def __call__(self, requests: Sequence[Request]) -> list[Sample]:
         """Sample a turn for each request.
@@ -50,9 +52,10 @@ class ServerEngine:
             RolloutError: The server does not answer, or answers something else.
         """
         with ThreadPoolExecutor(min(len(requests), MOST_REQUESTS)) as threads:
-            return list(threads.map(self._sample, requests))
+            seeds = [self._seeds.getrandbits(63) for _ in requests]
+            return list(threads.map(self._sample, requests, seeds))
 
-    def _sample(self, request: Request) -> Sample:
+    def _sample(self, request: Request, seed: int) -> Sample:
         wanted = {
             "model": self._model,
             "prompt": request.prompt_ids,
@@ -61,8 +64,7 @@ class ServerEngine:
             "stop_token_ids": self._engine.stop_ids,
             "logprobs": 0,
             "return_token_ids": True,
-            # Data-parallel engines draw the same seeds for requests that have none.
-            "seed": self._seeds.getrandbits(63),
+            "seed": seed,
         }
         try:
             ids, logprobs, reason = asked(

@@ -169,6 +169,7 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
                     args.vllm_server_base_url,
                     model,
                     stop_ids=chat.stop_ids,
+                    seed=args.seed,
                     timeout_s=args.request_timeout,
                 )
             self.gem_worker = GemRolloutWorker(
