@@ -21,11 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = ("episode", "demo", "tutorial", "evaluation")
 SERVED = """
 import contextlib, subprocess, sys, time
 from pathlib import Path
@@ -108,6 +107,14 @@ def evaluation(watch: Watch, args: argparse.Namespace) -> Iterator[float]:
     yield watch.run(command, "vLLM's server, and gem eval with 64 tasks")
 
 
+STEPS: dict[str, Callable[[Watch, argparse.Namespace], Iterator[float]]] = {
+    "episode": episode,
+    "demo": demo,
+    "tutorial": tutorial,
+    "evaluation": evaluation,
+}
+
+
 def main() -> None:
     """Run the steps and print a row for each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -129,7 +136,7 @@ def main() -> None:
         print(f"  {time.perf_counter() - began:7.1f} s  git clone", flush=True)
         for name in steps:
             print(f"{name}:", flush=True)
-            rows.append((name, sum(globals()[name](watch, args))))
+            rows.append((name, sum(STEPS[name](watch, args))))
     print("\n| step | seconds |\n|---|---|")
     for name, seconds in rows:
         print(f"| {name} | {seconds:.0f} |")

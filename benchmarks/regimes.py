@@ -3,9 +3,9 @@
 python benchmarks/regimes.py [--only NAME] [--seeds 8] [--json FILE]
 
 The policy answers one of 24 questions in each turn with one of 16 tokens; one is right. It is a
-linear softmax policy on random features, trained by policy gradient (token mean, gradient norm
-clipped at 1) with Adam (0.9, 0.99), as the reference trainer's is. Advantages are those of
-`gem.advantage`. A regime says
+linear softmax policy on random features. It is trained by policy gradient (token mean, gradient
+norm clipped at 1) with Adam (0.9, 0.99), like the reference trainer's. `gem.estimators` computes
+the advantages. A regime says
 
 - `start`: how likely the right token is at the beginning;
 - `wrong`: whether the other tokens are equally likely, or one of them has nine tenths of the rest
@@ -28,14 +28,14 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gem.advantage import TurnTable, grpo, rebn, reinforce
+from gem.advantage import TurnTable
+from gem.estimators import Options, estimator
 from gem_bench.stats import Estimate, over_runs
 
 QUESTIONS, TOKENS, FEATURES, GROUP = 24, 16, 64, 4
@@ -44,12 +44,7 @@ TUNING = 12
 """Seeds on which the learning rate is chosen."""
 BETA1, BETA2, CLIP = 0.9, 0.99, 1.0
 
-ESTIMATORS: dict[str, Callable[[TurnTable, float], np.ndarray]] = {
-    "reinforce": reinforce,
-    "rebn": rebn,
-    "grpo": lambda table, gamma: grpo(table),
-    "control": lambda table, gamma: np.ones(len(table)),
-}
+ESTIMATORS = ("reinforce", "rebn", "grpo", "control")
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ class Policy:
 
 
 def made(regime: Regime) -> Policy:
-    """Return a policy whose probabilities are exactly those of the regime."""
+    """Return a policy with exactly the probabilities that the regime asks for."""
     generator = torch.Generator().manual_seed(0)
     scale = 1 / math.sqrt(FEATURES)
     questions = torch.randn(QUESTIONS, FEATURES, generator=generator) * scale
@@ -163,7 +158,7 @@ def advantage(name: str, gamma: float, reward: np.ndarray, played: np.ndarray) -
         lengths=played.sum(1).astype(np.int64),
     )
     found = np.zeros_like(reward)
-    found[episode, turn] = ESTIMATORS[name](table, gamma)
+    found[episode, turn] = estimator(name)(table, Options(gamma=gamma)).advantages
     return found
 
 

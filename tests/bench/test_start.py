@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ pytest.importorskip("torch", reason="plays with a model")
 pytest.importorskip("gem_cpu.tiny_model", reason="has the model")
 
 from gem_bench.runspec import load_spec
-from gem_bench.start import measure
+from gem_bench.start import Start, as_text, asked, measure
+from gem_bench.stats import Estimate
 
+SPLIT = Path(__file__).parents[2] / "recipes" / "regimes" / "short.toml"
 RECIPE = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
 
 
@@ -52,6 +55,45 @@ def test_the_landmarks_of_the_recipe_are_what_such_players_reach() -> None:
             won += reward == 1.0
         # Three standard errors.
         assert abs(won / 1000 - spec.landmarks[name]) < 0.048, name
+
+
+def begun(**fields: Any) -> Start:
+    success = Estimate(fields.pop("sampled", 0.3), None, None, "none", 1)
+    known = {"greedy": 0.3, "asked": [], "format_errors": 0.0, "making_s": 0.0}
+    return Start(name="x", model="m", parameters=1, success=success, **{**known, **fields})
+
+
+def test_a_model_whose_most_likely_answers_are_right_is_warned_about() -> None:
+    assert begun(sampled=0.3, greedy=0.55).warnings == []
+    [warning] = begun(sampled=0.3, greedy=0.65).warnings
+    assert "greedy 0.65, sampled 0.30" in warning
+    assert "sharpening" in warning
+
+
+def test_what_is_cloned_trained_and_held_out_is_compared() -> None:
+    found = {each.name: each for each in asked(load_spec(SPLIT, ()))}
+    assert [*found] == ["cloned", "trained", "greedy", "held-out"]
+    assert [each.held_out for each in found.values()] == [False, False, False, True]
+    assert found["trained"].shared == {"cloned": 0.0}
+    assert found["greedy"].shared["trained"] > 0.5
+    assert found["held-out"].shared == {"cloned": 0.0, "trained": 0.0}
+    assert begun(asked=[*found.values()]).warnings == []
+
+
+def test_an_evaluation_that_asks_what_was_trained_is_not_held_out() -> None:
+    spec = load_spec(SPLIT, ())
+    greedy, held_out = spec.eval
+    part = [{"name": "questions", "first": 0.5}]
+    leaking = replace(held_out, params={**held_out.params, "wrappers": part})
+    [warning] = begun(asked=asked(replace(spec, eval=(greedy, leaking)))).warnings
+    assert warning.startswith("evaluation 'held-out' is not held out: ")
+    assert warning.endswith("of its questions are also trained")
+
+
+def test_it_is_said_that_only_the_first_tasks_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem_bench.start._MOST_ASKED", 8)
+    text = as_text(begun(asked=asked(load_spec(SPLIT, ()))))
+    assert "in the first 8 of 640 tasks" in text
 
 
 def test_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,13 @@ def test_questions_of_training_can_be_left_out_of_cloning() -> None:
         return texts
 
     tasks = cloned_tasks(ENV, params, replace(QUICK, episodes=40, last=0.5))
-    assert tasks[0].params["wrappers"][0] == "record_episode_statistics"
+    whole, cloned_part = tasks[0].params["wrappers"]
+    assert whole == {"name": "record_episode_statistics"}
+    assert cloned_part == {"name": "questions", "first": 0.0, "last": 0.5}
+    one = {"wrappers": "record_episode_statistics"}
+    [first, *_] = cloned_tasks(ENV, one, replace(QUICK, first=0.0))
+    assert [each["name"] for each in first.params["wrappers"]] == [whole["name"], "questions"]
+    assert cloned_tasks(ENV, params, QUICK)[0].params == params
     cloned = asked(tasks)
     trained = asked([Task(ENV, seed, params) for seed in range(40)])
     assert len(cloned) > 3 and len(trained) > 3
@@ -136,7 +142,8 @@ def test_episodes_of_the_oracle_succeed_and_are_cloned_whole(tmp_path: Path) -> 
 
 def test_a_spec_asks_for_it_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEM_CACHE", str(tmp_path))
-    quick = "&".join(f"{key}={value}" for key, value in vars(QUICK).items())
+    given = {key: value for key, value in vars(QUICK).items() if value is not None}
+    quick = "&".join(f"{key}={value}" for key, value in given.items())
     asked = RunSpec.from_mapping(
         {
             "name": "x",
@@ -163,6 +170,7 @@ def test_a_spec_asks_for_it_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("skill=1", "unknown key 'small?skill'"),
         ("wrong=often", "small?wrong must be one of"),
         ("filler=-1", "small?filler must be at least 0"),
+        ("last=1.5", "small?last must be at most 1"),
         ("careful", "did you mean small?careful_steps?"),
     ],
 )

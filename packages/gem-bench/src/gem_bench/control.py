@@ -9,8 +9,7 @@ from gem.estimators import Estimator, Options
 def control(table: TurnTable, options: Options) -> Floats:
     """Return the advantage 1 for every turn of a valid episode, `[turns]`, whatever it earned.
 
-    A curve that rises with it does not come from the reward: the policy only becomes more certain
-    of what it already does.
+    A curve that rises with it does not come from the reward.
     """
     return table.valid.astype("float64")
 

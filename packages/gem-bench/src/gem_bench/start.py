@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
+from gem.core import WrapperLike
 from gem.multi import of_one_seat
+from gem.parameters import listed
 from gem.tasks import Task
 from gem_bench.compare import estimate
 from gem_bench.models import SMALL, load_pretrained, resolved
@@ -38,10 +41,15 @@ class Asked:
     name: str
     """`cloned`, `trained`, or the name of an evaluation."""
     tasks: int
+    compared: int
+    """Number of tasks whose questions are looked at: the first ones."""
     questions: int
-    """Distinct first observations of the tasks."""
+    """Distinct first observations of these."""
     shared: dict[str, float]
-    """Share of the tasks whose question belongs also to tasks of the purpose with this name."""
+    """Share of these whose question belongs also to tasks of the purpose with this name."""
+    held_out: bool = False
+    """Whether it is an evaluation with a part of the questions (`gem.wrappers.Questions`) that is
+    not a training environment's."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +81,13 @@ class Start:
                 f"the most likely answers are right already (greedy {self.greedy:.2f}, sampled "
                 f"{self.success.mean:.2f}): a rising curve will show sharpening"
             )
-        held_out = [each for each in self.asked if "held" in each.name.lower()]
-        for each in held_out:
-            leaks = {name: share for name, share in each.shared.items() if share}
-            for name, share in leaks.items():
-                found.append(
-                    f"evaluation {each.name!r} is not held out: {share:.0%} of its questions are "
-                    f"also {name}"
-                )
+        for each in self.asked:
+            found += [
+                f"evaluation {each.name!r} is not held out: {share:.0%} of its questions are also "
+                f"{name}"
+                for name, share in each.shared.items()
+                if each.held_out and share
+            ]
         return found
 
 
@@ -95,7 +102,7 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
         ConfigurationError: The model cannot be made or loaded.
         RolloutError: Too many episodes failed.
     """
-    asked = _asked(spec)
+    questions = asked(spec)
     began = time.process_time()
     spec = resolved(spec)
     making_s = time.process_time() - began
@@ -117,13 +124,13 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
         over_tasks([[float(episode.success)] for episode in valid]),
         sum(episode.success for episode in certain) / len(certain),
         sum(episode.format_error for episode in valid) / len(valid),
-        asked,
+        questions,
         making_s,
     )
 
 
-def _asked(spec: RunSpec) -> list[Asked]:
-    """Compare the questions of cloning, training and evaluations."""
+def asked(spec: RunSpec) -> list[Asked]:
+    """Compare the questions of cloning (small models), training and each evaluation of a spec."""
     purposes: dict[str, list[Task]] = {}
     kind, _, settings = spec.policy.model.partition("?")
     if kind == SMALL:
@@ -135,10 +142,14 @@ def _asked(spec: RunSpec) -> list[Asked]:
     purposes["trained"] = list(
         Mixture(spec.env, spec.training.iterations * spec.training.tasks, spec.training.tasks)
     )
+    trained_parts = [_part(env.params) for env in spec.env]
+    held_out = set()
     for part in spec.eval:
         purposes[part.name] = [
             Task(part.id, part.seed + place, part.params) for place in range(part.episodes)
         ]
+        if _part(part.params) and _part(part.params) not in trained_parts:
+            held_out.add(part.name)
     questions = {name: _questions(tasks[:_MOST_ASKED]) for name, tasks in purposes.items()}
     known = {name: set(each) for name, each in questions.items()}
     earlier: list[str] = []
@@ -148,10 +159,17 @@ def _asked(spec: RunSpec) -> list[Asked]:
             other: sum(question in known[other] for question in each) / len(each)
             for other in earlier
         }
-        found.append(Asked(name, len(each), len(known[name]), shared))
+        tasks, distinct = len(purposes[name]), len(known[name])
+        found.append(Asked(name, tasks, len(each), distinct, shared, name in held_out))
         if name in ("cloned", "trained"):
             earlier.append(name)
     return found
+
+
+def _part(params: Mapping[str, Any]) -> list[WrapperLike]:
+    """Return the wrappers of parameters that keep a part of the questions."""
+    wrappers = listed("wrappers", params.get("wrappers", ()), callable)
+    return [w for w in wrappers if isinstance(w, Mapping) and w.get("name") == "questions"]
 
 
 def _questions(tasks: Iterable[Task]) -> list[bytes]:
@@ -175,8 +193,9 @@ def as_text(found: Start) -> str:
     for each in found.asked:
         shared = [f"{share:.0%} also {name}" for name, share in each.shared.items()]
         lines.append(
-            f"  {each.name}: {each.questions:,} questions in {each.tasks:,} tasks"
-            + "".join(f", {text}" for text in shared)
+            f"  {each.name}: {each.questions:,} questions in "
+            + (f"the first {each.compared:,} of " if each.compared < each.tasks else "")
+            + ", ".join([f"{each.tasks:,} tasks", *shared])
         )
     lines += [f"  warning: {text}" for text in found.warnings]
     return "\n".join(lines)

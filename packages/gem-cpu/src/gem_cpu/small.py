@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl
 
 from gem.core import Env
 from gem.errors import ConfigurationError
+from gem.parameters import listed
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.rollout.prompting import Prompting
 from gem.seeding import stream
@@ -52,8 +53,16 @@ class Cloning:
         0,
         least=0,
     )
-    first: float = setting("least place of a cloned question, see `gem.wrappers.Questions`", 0.0)
-    last: float = setting("cloned questions have places below this one", 1.0)
+    first: float | None = setting(
+        "least place of a cloned question, see `gem.wrappers.Questions`; with neither this nor "
+        "`last` the questions of training are cloned",
+        None,
+        least=0,
+        below=1,
+    )
+    last: float | None = setting(
+        "cloned questions have places below this one; by default 1", None, above=0, most=1
+    )
     vocabulary: int = setting("tokens, a multiple of 64", 512, least=320)
     hidden: int = setting("width", 96, least=32)
     layers: int = setting("layers", 2, least=1)
@@ -180,15 +189,16 @@ class Mixed:
 
 def cloned_tasks(env_id: str, params: Mapping[str, Any], cloning: Cloning) -> list[Task]:
     """Return the tasks whose episodes the model clones."""
-    if (cloning.first, cloning.last) != (0.0, 1.0):
-        kept = [each for each in params.get("wrappers", ()) if not _splits(each)]
-        split = {"name": "questions", "first": cloning.first, "last": cloning.last}
+    if (cloning.first, cloning.last) != (None, None):
+        first, last = cloning.first or 0.0, 1.0 if cloning.last is None else cloning.last
+        wrappers = [
+            {"name": each} if isinstance(each, str) else each
+            for each in listed("wrappers", params.get("wrappers", ()), callable)
+        ]
+        kept = [each for each in wrappers if each.get("name") != "questions"]
+        split = {"name": "questions", "first": first, "last": last}
         params = {**params, "wrappers": [*kept, split]}
     return [Task(env_id, _FIRST_SEED + i, params) for i in range(cloning.episodes)]
-
-
-def _splits(wrapper: Any) -> bool:
-    return isinstance(wrapper, Mapping) and wrapper.get("name") == "questions"
 
 
 def ensure(

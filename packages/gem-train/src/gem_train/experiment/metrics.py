@@ -55,8 +55,9 @@ def episode_metrics(
         (undiscounted return, population standard deviation), `turns_mean`, `tokens_per_episode`
         (sampled), `format_error_rate` (episodes with a format error), `truncated_rate` (ended by
         the environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
-        changed), `overlong_rate` (share of episodes in which a token limit cut a turn) and
-        `length_stop_rate` (turns cut by a token limit). Without a valid episode these are left out.
+        changed), `overlong_rate` (share of episodes that a token limit ended, or in
+        which it cut a turn) and `length_stop_rate` (turns cut by a token limit). Without a valid
+        episode these are left out.
         Of each environment that has a name (`Task.name`) and a valid episode there are also those
         of `environment_metrics`, of opponents those of `opponent_metrics`, and of `info` those of
         `info_metrics`.
