@@ -19,14 +19,17 @@ from gem.wrappers.questions import Questions
 from gem.wrappers.rewards import ScaleReward
 from gem.wrappers.tool_env import ToolEnv
 from gem.wrappers.tracking import EpisodeTracking, RecordEpisodeStatistics
+from gem.wrappers.turns import Attempts, Series
 
 __all__ = [
     "WRAPPERS",
+    "Attempts",
     "Checked",
     "EpisodeTracking",
     "Questions",
     "RecordEpisodeStatistics",
     "ScaleReward",
+    "Series",
     "ToolEnv",
     "WrapperLike",
     "wrap",
@@ -38,6 +41,8 @@ WRAPPERS: dict[str, Callable[..., Env]] = {
     "record_episode_statistics": RecordEpisodeStatistics,
     "scale_reward": ScaleReward,
     "questions": Questions,
+    "attempts": Attempts,
+    "series": Series,
     "checked": Checked,
 }
 """Wrappers by name."""
