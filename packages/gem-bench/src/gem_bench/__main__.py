@@ -130,6 +130,7 @@ def _run(args: argparse.Namespace) -> int:
             environment={} if args.record is None else {VARIABLE: args.record},
             warned=fits,
             begun=loggers.start,
+            forks=args.forks,
         )
     return _ended(args.to, outcome)
 
@@ -407,6 +408,8 @@ def _parser() -> argparse.ArgumentParser:
     _limit_arguments(p).add_argument(
         "--resume", action="store_true", help="go on with the run in the folder where it ended"
     )
+    # Of a sweep's own processes.
+    p.add_argument("--forks", action="store_true", help=argparse.SUPPRESS)
 
     p = _command(commands, "watch", _watch, "show runs in the terminal while they are written")
     p.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from gem_bench.forks import TRAINER, Forked
+
 MARKER = "GEM_RUN_ID"
 _KILL_S = 10.0
 """How long to repeat SIGKILL: a process that waits for a dead disk cannot be killed."""
@@ -39,7 +41,13 @@ class Family:
     """A launcher and all processes that it started."""
 
     def __init__(
-        self, argv: Sequence[str], *, env: Mapping[str, str], log: BinaryIO, run_id: str
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: BinaryIO,
+        run_id: str,
+        forked: Callable[[Sequence[str]], int] | None = None,
     ) -> None:
         """Start the launcher in its own session, without input.
 
@@ -48,6 +56,8 @@ class Family:
             env: All environment variables.
             log: File for standard output and error.
             run_id: Tells this family from others; the value of `MARKER`.
+            forked: The launcher's `main`, to be called in a forked process instead, with what
+                follows the module's name in the command line.
 
         Raises:
             OSError: The launcher cannot be started.
@@ -57,6 +67,12 @@ class Family:
         # /proc/<pid>/environ, and with it the marker.
         marked = {**env, MARKER: run_id, "SPT_NOENV": "1"}
         self._known: set[Process] = set()
+        self.launcher: Forked | subprocess.Popen[bytes]
+        if forked is not None:
+            arguments = argv[argv.index(TRAINER) + 1 :]
+            self.launcher = Forked(forked, arguments, log=log, env=marked)
+            self.note()
+            return
         self.launcher = subprocess.Popen(
             argv,
             env=marked,

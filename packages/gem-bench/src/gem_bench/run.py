@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -25,6 +25,7 @@ from typing import Any, Literal
 from gem.errors import ConfigurationError, RecordError
 from gem.foreign import signal_name
 from gem_bench.adapters import Compiled, check_environments, compile_launch
+from gem_bench.forks import TRAINER, apart
 from gem_bench.learning import nothing_learnt_in
 from gem_bench.logs import explain
 from gem_bench.models import is_made, resolved
@@ -73,6 +74,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     warned: Callable[[RunSpec], object] = lambda _: None,
     begun: Callable[[], object] = lambda: None,
+    forks: bool = False,
 ) -> Outcome:
     """Run `spec` with `trainer`.
 
@@ -93,6 +95,8 @@ def run(
         warned: Called with the experiment before the trainer is started, when its model is there;
             what it raises keeps the run from being started.
         begun: Called when `run.json` says that the run is running, before the trainer is started.
+        forks: Fork the reference trainer instead of starting it, see `gem_bench.forks`. Only in a
+            process that has done nothing but imports.
 
     Raises:
         ConfigurationError: The run cannot be started with these arguments, or another process
@@ -101,7 +105,7 @@ def run(
     """
     if resume:
         earlier_run(run_dir)  # without one, no folder is made
-    plan = _Plan(spec, trainer, run_dir, hardware or Hardware(), python, warned, begun)
+    plan = _Plan(spec, trainer, run_dir, hardware or Hardware(), python, warned, begun, forks)
     with alone(run_dir):
         return _run(plan, overwrite, resume, timeout_s, environment or {})
 
@@ -117,6 +121,7 @@ class _Plan:
     python: Path | None
     warned: Callable[[RunSpec], object]
     begun: Callable[[], object]
+    forks: bool
 
     def compile(self, spec: RunSpec) -> Compiled:
         """Return the trainer's command for the spec, whose model may be another."""
@@ -161,7 +166,7 @@ def _run(
         with _timed(seconds, "check"):
             check_environments(plan.compile(spec), spec)
     with _timed(seconds, "model"):
-        ready = resolved(spec)
+        ready = apart(resolved, spec) if plan.forks else resolved(spec)
     plan.warned(ready)
     with _timed(seconds, "compile"):
         compiled = plan.compile(ready)
@@ -199,7 +204,7 @@ def _run(
         meta["resumed"] = [*earlier.get("resumed", []), {"iteration": None, "started": started}]
     recorder.start(meta)
     plan.begun()
-    outcome = _supervise(compiled, program, recorder, meta, timeout_s)
+    outcome = _supervise(compiled, program, recorder, meta, timeout_s, _main(plan, compiled))
     if outcome.status != "finished" and given["hardware"]["checkpoint_every"] is not None:
         hint = "the same command with --resume goes on from its last checkpoint"
         outcome = replace(outcome, message=f"{outcome.message}\n{hint}")
@@ -282,12 +287,22 @@ def _write_files(run_dir: Path, launch: Launch) -> None:
             raise RecordError(f"cannot write {path}: {error}") from error
 
 
+def _main(plan: _Plan, compiled: Compiled) -> Callable[[Sequence[str]], int] | None:
+    """Return the trainer's `main` if it is to be forked."""
+    if not plan.forks or compiled.launch.argv[:3] != [sys.executable, "-m", TRAINER]:
+        return None
+    from gem_bench.reference_command import main
+
+    return main
+
+
 def _supervise(
     compiled: Compiled,
     program: str,
     recorder: Recorder,
     meta: dict[str, Any],
     timeout_s: float | None,
+    forked: Callable[[Sequence[str]], int] | None,
 ) -> Outcome:
     """Start the command and wait until all of its processes have ended or been terminated.
 
@@ -324,7 +339,7 @@ def _supervise(
             signals = stack.enter_context(signals_collected())
             command = [program, *compiled.launch.argv[1:]]
             env = compiled.environment()
-            family = Family(command, env=env, log=log, run_id=meta["run_id"])
+            family = Family(command, env=env, log=log, run_id=meta["run_id"], forked=forked)
         except OSError as error:
             raise ConfigurationError(f"cannot start {program}: {error}") from error
         try:

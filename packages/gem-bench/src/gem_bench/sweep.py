@@ -1,7 +1,8 @@
 """Runs a set of experiments, several at a time: specs times trainers times settings times seeds.
 
 `read` expands a sweep file to runs, each with a folder of its own; `sweep` starts `gem-bench run`
-for each that is not finished. Started again, it goes on with what is missing.
+for each that is not finished. Started again, it goes on with what is missing. Runs of the reference
+are forked, so that imports are paid for once.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from gem.errors import ConfigurationError, RecordError
 from gem.tables import build, filled, setting
+from gem_bench import forks
 from gem_bench.following import Follower
 from gem_bench.progress import clock
 from gem_bench.resuming import check_begun_alike
@@ -35,6 +37,7 @@ from gem_train.record import RUN, read_run
 SEED_STEP = 1_000_000
 """Seed s of a run moves the tasks of every environment to `env.seed + s * SEED_STEP`."""
 _POLL_S = 0.1
+_Process: TypeAlias = "forks.Forked | subprocess.Popen[bytes]"
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,12 @@ def sweep(
     done = {run.name for run in planned if _finished(run, out / run.name, hardware)}
     statuses = dict.fromkeys((run.name for run in planned if run.name in done), "finished")
     waiting = iter([run for run in planned if run.name not in done])
+    forking = forks.POSSIBLE and any(_is_forked(r) for r in planned if r.name not in done)
+    if forking:
+        forks.load()
     if done:
         say(f"{len(done)} of {len(planned)} runs are finished already")
-    running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+    running: dict[str, tuple[_Process, float]] = {}
     followed: dict[str, Follower] = {}
     told = time.monotonic()
     with ExitStack() as stack:
@@ -150,7 +156,7 @@ def sweep(
                 run = next(waiting, None)
                 if run is None:
                     break
-                process = _start(run, out, hardware, arguments)
+                process = _start(run, out, hardware, arguments, forking and _is_forked(run))
                 running[run.name] = process, time.monotonic()
                 followed[run.name] = Follower(out / run.name)
                 say(f"{run.name}: begins ({len(statuses) + len(running)} of {len(planned)})")
@@ -228,9 +234,13 @@ def _finished(run: Planned, folder: Path, hardware: Hardware) -> bool:
     return earlier.get("status") == "finished"
 
 
+def _is_forked(run: Planned) -> bool:
+    return run.trainer == "reference"
+
+
 def _start(
-    run: Planned, out: Path, hardware: Hardware, arguments: Sequence[str]
-) -> subprocess.Popen[bytes]:
+    run: Planned, out: Path, hardware: Hardware, arguments: Sequence[str], forked: bool
+) -> _Process:
     goes_on = hardware.checkpoint_every is not None and (out / run.name / RUN).exists()
     settings = [word for override in run.overrides for word in ("--set", override)]
     command = [sys.executable, "-m", "gem_bench", "run", str(run.path), "--to", run.trainer]
@@ -241,6 +251,10 @@ def _start(
         with (out / f"{run.name}.txt").open("ab" if goes_on else "wb") as log:
             log.write(f"{shlex.join(command)}\n".encode())
             log.flush()
+            if forked:
+                from gem_bench.__main__ import main
+
+                return forks.Forked(main, [*command[3:], "--forks"], log=log)
             # In a session of its own, so that Ctrl-C reaches it through `_end` alone.
             return subprocess.Popen(
                 command,
@@ -253,7 +267,7 @@ def _start(
         raise RecordError(f"cannot start {run.name}: {error}") from error
 
 
-def _end(running: Mapping[str, tuple[subprocess.Popen[bytes], float]]) -> None:
+def _end(running: Mapping[str, tuple[_Process, float]]) -> None:
     """Ask runs to end, and wait: each ends its own processes."""
     for process, _ in running.values():
         process.send_signal(signal.SIGTERM)
