@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -144,3 +145,76 @@ def test_an_interrupted_sweep_ends_its_runs_and_goes_on_with_them(
     code, said, err = finish(gem_bench(*again))
     assert (code, said) == (0, "2 finished\n"), err
     assert read_run(out / hangs).meta["resumed"][0]["iteration"] == 3
+
+
+def reference_sweep(folder: Path, iterations: int) -> Path:
+    recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
+    fewer = f"training = {{iterations = {iterations}, tasks = 2}}"
+    text = f'[[runs]]\nname = "r"\nspec = "{recipe}"\nset.{fewer}\nset.eval = []\n'
+    return write(folder / "sweep.toml", text)
+
+
+def test_a_forked_run_of_the_reference_is_the_run_that_is_started_anew(
+    gem_bench: Start, tmp_path: Path
+) -> None:
+    path = reference_sweep(tmp_path, 2)
+    code, said, err = finish(gem_bench("sweep", path, "--out", tmp_path / "out", "--cpu"))
+    assert (code, said) == (0, "1 finished\n"), err
+    forked, alone = tmp_path / "out" / "r-reference-0", tmp_path / "alone"
+    command, said = Path(f"{forked}.txt").read_text().split("\n", 1)
+    assert "2 of 2 iterations" in said
+    words = shlex.split(command)[3:]
+    words[words.index("--out") + 1] = str(alone)
+    code, _, err = finish(gem_bench(*words))
+    assert code == 0, err
+    lines = [read_run(folder).metrics for folder in (forked, alone)]
+    timed = ("time_s", "rollout_s", "update_s", "tokens_per_s")
+    assert len(lines[0]) == 2
+    for a, b in zip(*lines, strict=True):
+        assert {k: v for k, v in a.items() if k not in timed} == {
+            k: v for k, v in b.items() if k not in timed
+        }
+    packed = [sorted(folder.glob("episodes*"))[0].read_bytes() for folder in (forked, alone)]
+    assert packed[0] == packed[1]
+
+
+def test_forked_runs_end_with_the_sweep_and_a_killed_trainer_is_a_failed_run(
+    gem_bench: Start, tmp_path: Path
+) -> None:
+    process = gem_bench("sweep", reference_sweep(tmp_path, 9_999), "--out", tmp_path, "--cpu")
+    run = tmp_path / "r-reference-0"
+
+    def trainer() -> int:
+        """Return the trainer's pid when it has recorded an iteration."""
+        deadline = time.monotonic() + 100
+        while not (run / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        return max(of_process(process.pid))
+
+    os.kill(trainer(), signal.SIGKILL)
+    code, said, err = finish(process)
+    assert (code, said) == (1, "1 failed\n"), err
+    assert "killed by SIGKILL" in Path(f"{run}.txt").read_text()
+    (run / "metrics.jsonl").unlink()
+    process = gem_bench("sweep", tmp_path / "sweep.toml", "--out", tmp_path, "--cpu")
+    running = trainer()
+    process.send_signal(signal.SIGTERM)
+    code, said, err = finish(process)
+    assert (code, said) == (130, "1 interrupted\n"), err
+    with pytest.raises(ProcessLookupError):
+        os.kill(running, 0)
+
+
+def of_process(pid: int) -> list[int]:
+    """Return the descendants of a process that have its command line: forked ones."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    found, waiting = [], [pid]
+    while waiting:
+        parent = waiting.pop()
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                waiting.append(int(child))
+                if Path(f"/proc/{child}/cmdline").read_bytes() == command:
+                    found.append(int(child))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from gem_bench.reference_setup import read_spec
 from gem_train.experiment.metrics import show
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Train from the command line; return 2, with a message on stderr, if the run fails."""
     parser = argparse.ArgumentParser(
         prog="python -m gem_bench.reference", description="Train with the reference trainer."
