@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,10 @@ def test_seeds_of_one_experiment_are_one_row_with_an_interval_over_runs(tmp_path
     assert len(rows) == 1
     assert rows[0].final is not None
     assert rows[0].final.method == "runs"
-    # Mean 0.7, sample standard deviation 0.1, t = 4.3027: half width 4.3027 * 0.1 / sqrt(3).
-    assert rows[0].final.low == pytest.approx(0.7 - 0.24841, abs=1e-4)
-    assert rows[0].final.high == pytest.approx(0.7 + 0.24841, abs=1e-4)
+    # Mean 0.7, sample standard deviation 0.1, t = 4.3027: half width 4.3027 * 0.1 / sqrt(3), which
+    # is 0.27103 on the scale of asin(sqrt(0.7)) = 0.99116.
+    assert rows[0].final.low == pytest.approx(math.sin(0.99116 - 0.27103) ** 2, abs=1e-4)
+    assert rows[0].final.high == pytest.approx(math.sin(0.99116 + 0.27103) ** 2, abs=1e-4)
     assert rows[0].episodes == 30  # per run, not in all
 
 

@@ -14,6 +14,7 @@ from gem_bench.stats import (
     difference_of_tasks,
     over_runs,
     over_tasks,
+    rate_over_runs,
     t_quantile,
 )
 
@@ -85,6 +86,30 @@ def test_the_interval_over_runs_covers_the_mean(runs: int) -> None:
         return over_runs([rng.gauss(0.6, 0.05) for _ in range(runs)])
 
     assert coverage(0.6, draw, f"{runs} runs") >= LEAST
+
+
+@pytest.mark.parametrize(("runs", "mean"), [(3, 0.5), (3, 0.95), (8, 0.97), (8, 0.04)])
+def test_the_interval_of_rates_over_runs_covers_the_mean_and_stays_within_0_and_1(
+    runs: int, mean: float
+) -> None:
+    """Runs that differ by more than most of those in docs/baselines.md."""
+    name = f"{runs} rates around {mean:g}"
+    found: list[Estimate] = []
+
+    def draw(rng: random.Random) -> Estimate:
+        found.append(
+            rate_over_runs([rng.betavariate(mean * 150, (1 - mean) * 150) for _ in range(runs)])
+        )
+        return found[-1]
+
+    assert coverage(mean, draw, name) >= LEAST
+    assert all(0 <= each.low <= each.mean <= each.high <= 1 for each in found)  # type: ignore[operator]
+
+
+def test_rates_that_are_all_0_or_1_have_an_interval_without_width() -> None:
+    for rate in (0.0, 1.0):
+        estimate = rate_over_runs([rate, rate])
+        assert (estimate.low, estimate.mean, estimate.high) == (rate, rate, rate)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same seeds", "other seeds"])

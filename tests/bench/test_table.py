@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,9 @@ def test_a_cell_is_the_last_window_over_the_seeds(tmp_path: Path) -> None:
     cell = table.rows["gcd"]["rebn"]
     assert cell.start == pytest.approx(0.1)
     assert cell.final.mean == pytest.approx(0.8)
-    # t = 4.3027 with two degrees of freedom, standard deviation 0.1.
-    assert cell.final.high == pytest.approx(0.8 + 4.3027 * 0.1 / 3**0.5, abs=1e-4)
+    # t = 4.3027 with two degrees of freedom, standard deviation 0.1: half width 0.24842, which is
+    # 0.24842 / 0.8 on the scale of asin(sqrt(0.8)) = 1.10715.
+    assert cell.final.high == pytest.approx(math.sin(1.10715 + 0.31053) ** 2, abs=1e-4)
     # Paired over seeds: every difference is 0.3.
     assert table.differences["gcd"].mean == pytest.approx(0.3)
     assert table.differences["gcd"].low == pytest.approx(0.3)

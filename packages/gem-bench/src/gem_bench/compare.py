@@ -22,8 +22,8 @@ from gem_bench.stats import (
     Estimate,
     difference_of_runs,
     difference_of_tasks,
-    over_runs,
     over_tasks,
+    rate_over_runs,
 )
 from gem_train.experiment.metrics import failures_text
 from gem_train.table import Parity
@@ -148,7 +148,7 @@ class _Final:
     def estimate(self) -> Estimate | None:
         if not self.rates:
             return None
-        over = over_runs(list(self.rates.values()))
+        over = rate_over_runs(list(self.rates.values()))
         if len(self.rates) > 1 or not self.outcomes:
             return over
         # The mean of the metrics, as in the curve; the interval of the episodes.

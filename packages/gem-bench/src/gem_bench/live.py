@@ -36,7 +36,7 @@ from gem_bench.report import (
 )
 from gem_bench.series import METRICS, X_AXES, Group, group_runs
 from gem_bench.state import State
-from gem_bench.stats import over_runs
+from gem_bench.stats import rate_over_runs
 from gem_train.record import METRICS as METRICS_FILE
 from gem_train.record import RUN
 
@@ -290,7 +290,7 @@ def _card(index: int, group: Group, states: Sequence[State]) -> str:
         f"{sum(sum(each.failed.values()) for each in states):,} failed",
         f"{len(states)} runs" if len(states) > 1 else "",
     ]
-    estimate = over_runs(known) if known else None
+    estimate = rate_over_runs(known) if known else None
     return sections.card(index, group.label, estimate, "success, last 10 iterations", facts)
 
 

@@ -27,7 +27,7 @@ from gem_bench.series import (
     landmarks,
     smooth,
 )
-from gem_bench.stats import over_runs
+from gem_bench.stats import of_metric
 
 COLORS = (
     ("#2563c9", "#6ea8ff"),
@@ -194,13 +194,13 @@ def drawing(group: Group, metric: str, x: str, window: int) -> Drawing | None:
         grid = [v for v in smoothed[0].x if begin <= v <= end]
     else:
         grid = [begin + (end - begin) * i / (_POINTS - 1) for i in range(_POINTS)]
+    over_runs = of_metric(metric)
     estimates = [over_runs([interpolate(line, at) for line in smoothed]) for at in grid]
-    floor, ceiling = (0.0, 1.0) if metric in RATES else (-math.inf, math.inf)
     return Drawing(
         smoothed,
         Line(grid, [e.mean for e in estimates]),
-        [max(e.low, floor) for e in estimates if e.low is not None],
-        [min(e.high, ceiling) for e in estimates if e.high is not None],
+        [e.low for e in estimates if e.low is not None],
+        [e.high for e in estimates if e.high is not None],
     )
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias, TypeVar
 
@@ -53,6 +53,29 @@ def over_runs(values: Sequence[float]) -> Estimate:
         values: One value per run, at least one; a single value has no interval.
     """
     return _t_interval(values, "runs")
+
+
+def rate_over_runs(values: Sequence[float]) -> Estimate:
+    """Interval of the mean of independent runs' rates, which stays within 0 and 1.
+
+    Student's t interval after the arcsine of the square root, which makes the spread of rates
+    nearly the same everywhere (Anscombe 1948, Biometrika 35, 246-254), by the delta method.
+
+    Args:
+        values: A rate per run, within [0, 1], at least one; a single value has no interval.
+    """
+    plain = over_runs(values)
+    if plain.low is None or not 0 < plain.mean < 1:
+        return plain
+    angle = math.asin(math.sqrt(plain.mean))
+    half = (plain.mean - plain.low) / (2 * math.sqrt(plain.mean * (1 - plain.mean)))
+    low, high = max(0.0, angle - half), min(math.pi / 2, angle + half)
+    return replace(plain, low=math.sin(low) ** 2, high=math.sin(high) ** 2)
+
+
+def of_metric(metric: str) -> Callable[[Sequence[float]], Estimate]:
+    """Return `rate_over_runs` for metrics that are rates, `over_runs` for others."""
+    return rate_over_runs if metric.endswith("_rate") else over_runs
 
 
 def over_tasks(outcomes: Sequence[Sequence[float]]) -> Estimate:

@@ -1,6 +1,6 @@
 """A table of final success: a row for each environment, a column for each algorithm.
 
-Every cell is over the seeds of one experiment (`gem_bench.stats.over_runs`). Below are the
+Every cell is over the seeds of one experiment (`gem_bench.stats.of_metric`). Below are the
 aggregates over the environments that all algorithms were run on, and the probability that one
 algorithm improves on another (`gem_bench.aggregate`).
 """
@@ -17,7 +17,7 @@ from gem.errors import ConfigurationError
 from gem_bench import aggregate
 from gem_bench.compare import HOW, cells, estimate, number
 from gem_bench.series import TRAIN, Group, Run
-from gem_bench.stats import Estimate, difference_of_runs, over_runs
+from gem_bench.stats import Estimate, difference_of_runs, of_metric
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _cell(group: Group, metric: str, split: str, window: int) -> Cell | None:
     known = [run.seconds for run in group.runs if run.seconds is not None]
     return Cell(
         statistics.fmean(found[0][0] for found in points.values()),
-        over_runs(list(scores.values())),
+        of_metric(metric)(list(scores.values())),
         scores,
         statistics.fmean(known) if known else None,
     )
