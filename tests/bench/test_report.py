@@ -122,6 +122,24 @@ def test_small_multiples_have_a_panel_for_each_value_and_one_line_for_each_algor
         plot(load_runs(runs), metrics=["success_rate"], panels="env.ids")
 
 
+def test_a_split_is_a_line_of_its_own_and_evaluations_are_not_smoothed(tmp_path: Path) -> None:
+    for seed in range(2):
+        recorder = Recorder(tmp_path / str(seed))
+        recorder.start({"trainer": "reference", "spec": {"seed": seed}})
+        for iteration in range(4):
+            recorder.metrics(iteration, {"success_rate": 0.1 * iteration})
+            recorder.metrics(iteration, {"success_rate": iteration % 2}, split="eval:greedy")
+    groups = load_runs([tmp_path / "0", tmp_path / "1"])
+    splits = ["train", "eval:greedy"]
+    svg = plot(groups, metrics=["success_rate"], window=4, splits=splits)
+    texts = [t.text for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    named = [text for text in texts if text and text.startswith("reference")]
+    assert named == ["reference (2 seeds), sampled", "reference (2 seeds), greedy"]
+    assert [shape.get("class") for shape in lines(svg, "mean")] == ["mean g0", "mean g1"]
+    drawn = drawing(groups[0], "success_rate", "iteration", 4, "eval:greedy")
+    assert drawn is not None and drawn.mean.y == [0.0, 1.0, 0.0, 1.0]
+
+
 def test_a_metric_that_nobody_recorded_is_refused_with_those_that_are(runs: list[Path]) -> None:
     with pytest.raises(ConfigurationError, match="'sucess_rate'; recorded: .*success_rate"):
         plot(load_runs(runs), metrics=["sucess_rate"])

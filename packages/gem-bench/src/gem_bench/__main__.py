@@ -269,6 +269,7 @@ def _plot(args: argparse.Namespace) -> int:
         x=args.x,
         window=args.window,
         panels=args.panels,
+        splits=args.splits,
     )
     return _write(args.out, svg)
 
@@ -512,6 +513,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--panels", metavar="KEY", help="a panel for each value of this setting, such as env.id"
+    )
+    p.add_argument(
+        "--splits",
+        type=_words,
+        default=("train",),
+        metavar="SPLIT,...",
+        help="a line for each: train, eval:<name> (default: train)",
     )
     p.add_argument("--x", choices=("iteration", "tokens", "time"), default="iteration")
 

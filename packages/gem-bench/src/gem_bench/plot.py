@@ -94,28 +94,35 @@ def plot(
     x: str = "iteration",
     window: int = 20,
     panels: str | None = None,
+    splits: Sequence[str] = (TRAIN,),
 ) -> str:
     """Return an SVG plot with a panel per metric, or per metric and value of a setting.
 
     Args:
         groups: As read by `load_runs`.
-        metrics: Names of training metrics.
+        metrics: Names of metrics.
         x: One of `X_AXES`.
         window: Iterations of the trailing mean.
         panels: A setting, such as `env.id`: small multiples, one for each of its values, in which
             what differs otherwise has the same line everywhere.
+        splits: A line for each: `train`, or `eval:<name>`, which is drawn as recorded.
 
     Raises:
         ConfigurationError: No run recorded a metric, or the setting does not differ.
     """
-    lines, multiples = _multiples(groups, panels)
+    names, multiples = _multiples(groups, panels)
+    lines = names if len(splits) == 1 else [f"{n}, {_split(s)}" for n in names for s in splits]
     titles = [METRICS.get(metric, metric) for metric in metrics]
     drawn = []
     for value, members in multiples:
         for metric, title in zip(metrics, titles, strict=True):
-            drawings = [drawing(m, metric, x, window) if m else None for m in members]
+            drawings = [
+                drawing(m, metric, x, window, split) if m else None
+                for m in members
+                for split in splits
+            ]
             if not any(drawings):
-                curves = [r.curves[TRAIN] for g in groups for r in g.runs if TRAIN in r.curves]
+                curves = [c for g in groups for r in g.runs for c in r.curves.values()]
                 known = {name for curve in curves for name in curve.columns}
                 raise ConfigurationError(
                     f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
@@ -180,9 +187,14 @@ def _counted(label: str, groups: Sequence[Group]) -> str:
     return f"{label} ({seeds} seeds)" if seeds > 1 else label
 
 
-def drawing(group: Group, metric: str, x: str, window: int) -> Drawing | None:
+def _split(name: str) -> str:
+    return "sampled" if name == TRAIN else name.partition(":")[2]
+
+
+def drawing(group: Group, metric: str, x: str, window: int, split: str = TRAIN) -> Drawing | None:
     """Return what to draw for a group, or None if no run of it recorded the metric."""
-    curves = [run.curves[TRAIN] for run in group.runs if TRAIN in run.curves]
+    window = window if split == TRAIN else 1
+    curves = [run.curves[split] for run in group.runs if split in run.curves]
     raw = [line for c in curves if (line := _line(c.x(x), c.column(metric))).x]
     if not raw:
         return None
