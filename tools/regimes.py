@@ -28,7 +28,7 @@ RATES, REGIMES = (RECIPES / "sweeps" / f"{name}.toml" for name in ("regimes-rate
 ESTIMATORS = {"reinforce": "REINFORCE", "rebn": "ReBN", "grpo": "GRPO"}
 SHIFTED = ("plus", "minus")
 """Regimes in which only REINFORCE differs from `short`: the others subtract a mean."""
-SEEDS = tuple(range(8))
+SEEDS = tuple(range(6))
 CONTROLLED = ("short", "hard", "wrong-mode", "filler")
 LAST = 10
 
