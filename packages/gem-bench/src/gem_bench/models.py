@@ -24,11 +24,12 @@ SMALL_MODELS = {
 
 
 SMALL = "small"
+SMOLLM2 = "smollm2"
 
 
 def is_made(model: str) -> bool:
     """Whether gem-cpu makes this `policy.model`, which may take a while."""
-    return model in SMALL_MODELS or model.partition("?")[0] == SMALL
+    return model.partition("?")[0] in (*SMALL_MODELS, SMALL)
 
 
 def resolve_model(model: str, name: str = "policy.model") -> str:
@@ -62,8 +63,9 @@ def resolve_model(model: str, name: str = "policy.model") -> str:
 def resolved(spec: RunSpec) -> RunSpec:
     """Return a spec whose `policy.model` is a folder or hub name, see `resolve_model`.
 
-    `small`, also with settings (`small?competent=0.3`, `gem_cpu.small.Cloning`), is made by gem-cpu
-    for the environment of the spec; of a game that the policy plays against itself for its seats,
+    `smollm2?form=ENV` has also learned the form of answers (`gem_cpu.smollm2.Form`). `small`, also
+    with settings (`small?competent=0.3`, `gem_cpu.small.Cloning`), is made by gem-cpu for the
+    environment of the spec; of a game that the policy plays against itself for its seats,
     against random players.
 
     Raises:
@@ -72,6 +74,11 @@ def resolved(spec: RunSpec) -> RunSpec:
     """
     policy = spec.policy
     kind, _, settings = policy.model.partition("?")
+    prompting = Prompting(**{each.name: getattr(policy, each.name) for each in fields(Prompting)})
+    if kind == SMOLLM2 and settings:
+        maker = _maker(SMALL_MODELS[kind], "policy.model", policy.model)
+        folder = maker.ensure_form(maker.Form.parse(settings), prompting, spec.budget)
+        return replace(spec, policy=replace(policy, model=str(folder)))
     if kind != SMALL:
         return replace(spec, policy=replace(policy, model=resolve_model(policy.model)))
     [env, *others] = spec.env
@@ -81,7 +88,6 @@ def resolved(spec: RunSpec) -> RunSpec:
             f"{len(spec.env)}; name a model, such as the folder of one that was made before"
         )
     maker = _maker("gem_cpu.small", "policy.model", policy.model)
-    prompting = Prompting(**{each.name: getattr(policy, each.name) for each in fields(Prompting)})
     params = of_one_seat(env.id, env.params)
     folder = maker.ensure(env.id, params, prompting, spec.budget, maker.Cloning.parse(settings))
     return replace(spec, policy=replace(policy, model=str(folder)))

