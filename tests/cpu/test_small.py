@@ -100,7 +100,8 @@ def test_filler_stands_before_the_action_and_changes_nothing() -> None:
 
 def test_questions_of_training_can_be_left_out_of_cloning() -> None:
     split = {"name": "questions", "first": 0.5}
-    params = {"wrappers": [split, "record_episode_statistics"]}
+    scaled = {"name": "scale_reward", "offset": 1.0}
+    params = {"wrappers": [split, "record_episode_statistics", scaled]}
 
     def asked(tasks: list[Task]) -> set[str]:
         texts = set()
@@ -110,13 +111,15 @@ def test_questions_of_training_can_be_left_out_of_cloning() -> None:
         return texts
 
     tasks = cloned_tasks(ENV, params, replace(QUICK, episodes=40, last=0.5))
-    whole, cloned_part = tasks[0].params["wrappers"]
+    # Innermost, so that of questions in a row each is of the part; what scales rewards is left out.
+    cloned_part, whole = tasks[0].params["wrappers"]
     assert whole == {"name": "record_episode_statistics"}
     assert cloned_part == {"name": "questions", "first": 0.0, "last": 0.5}
     one = {"wrappers": "record_episode_statistics"}
     [first, *_] = cloned_tasks(ENV, one, replace(QUICK, first=0.0))
-    assert [each["name"] for each in first.params["wrappers"]] == [whole["name"], "questions"]
-    assert cloned_tasks(ENV, params, QUICK)[0].params == params
+    assert [each["name"] for each in first.params["wrappers"]] == ["questions", whole["name"]]
+    assert cloned_tasks(ENV, params, QUICK)[0].params == {"wrappers": [split, whole]}
+    assert cloned_tasks(ENV, {}, QUICK)[0].params == {}
     cloned = asked(tasks)
     trained = asked([Task(ENV, seed, params) for seed in range(40)])
     assert len(cloned) > 3 and len(trained) > 3
@@ -128,7 +131,7 @@ def test_episodes_of_the_oracle_succeed_and_are_cloned_whole(tmp_path: Path) -> 
 
     chat = Prompting().chat_format(AutoTokenizer.from_pretrained(made(tmp_path)))
     tasks = [Task(ENV, seed) for seed in range(6)]
-    rows = small._rows(tasks, chat, "chat", BUDGET, Player(QUICK), 1.0)
+    rows = small.cloned_rows(tasks, chat, "chat", BUDGET, Player(QUICK), 1.0)
     assert len(rows) == 6
     for seed, row in enumerate(rows):
         said = [i for i, m in zip(row.response_ids, row.mask, strict=True) if m]

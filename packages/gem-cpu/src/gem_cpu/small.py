@@ -188,16 +188,21 @@ class Mixed:
 
 
 def cloned_tasks(env_id: str, params: Mapping[str, Any], cloning: Cloning) -> list[Task]:
-    """Return the tasks whose episodes the model clones."""
+    """Return the tasks whose episodes the model clones; their rewards do not matter."""
+    wrappers = [
+        {"name": each} if isinstance(each, str) else each
+        for each in listed("wrappers", params.get("wrappers", ()), callable)
+    ]
+    left_out = {"scale_reward"}
+    split = []
     if (cloning.first, cloning.last) != (None, None):
         first, last = cloning.first or 0.0, 1.0 if cloning.last is None else cloning.last
-        wrappers = [
-            {"name": each} if isinstance(each, str) else each
-            for each in listed("wrappers", params.get("wrappers", ()), callable)
-        ]
-        kept = [each for each in wrappers if each.get("name") != "questions"]
-        split = {"name": "questions", "first": first, "last": last}
-        params = {**params, "wrappers": [*kept, split]}
+        left_out.add("questions")
+        split.append({"name": "questions", "first": first, "last": last})
+    # The wrapper of questions is the innermost one.
+    kept = [*split, *(w for w in wrappers if callable(w) or w.get("name") not in left_out)]
+    others = {name: value for name, value in params.items() if name != "wrappers"}
+    params = {**others, "wrappers": kept} if kept else others
     return [Task(env_id, _FIRST_SEED + i, params) for i in range(cloning.episodes)]
 
 
@@ -264,7 +269,7 @@ def ensure(
 
     recipe = {
         "env_id": env_id,
-        "params": dict(params),
+        "params": tasks[0].params,
         "prompting": asdict(prompting),
         "budget": asdict(budget),
         "cloning": asdict(cloning),
