@@ -28,7 +28,7 @@ RATES, REGIMES = (RECIPES / "sweeps" / f"{name}.toml" for name in ("regimes-rate
 ESTIMATORS = {"reinforce": "REINFORCE", "rebn": "ReBN", "grpo": "GRPO"}
 SHIFTED = ("plus", "minus")
 """Regimes in which only REINFORCE differs from `short`: the others subtract a mean."""
-SEEDS = tuple(range(6))
+SEEDS = {"reinforce": range(5), "rebn": range(5), "grpo": range(3), "control": range(2)}
 CONTROLLED = ("short", "hard", "wrong-mode", "filler")
 LAST = 10
 
@@ -99,12 +99,12 @@ def sweep_file(found: Scores) -> str:
     for (regime, estimator, gamma), by_rate in found.items():
         rate = best(by_rate)
         several = sum(key[:2] == (regime, estimator) for key in found) > 1
-        for advantage, seeds in ((estimator, SEEDS), ("control", SEEDS[:3])):
+        for advantage in (estimator, "control"):
             if advantage == "control" and (estimator != "rebn" or regime not in CONTROLLED):
                 continue
             chosen = [
                 f'spec = "../regimes/{regime}.toml"',
-                f"seeds = {list(seeds)}",
+                f"seeds = {list(SEEDS[advantage])}",
                 f'vary.algorithm.advantage = ["{advantage}"]',
                 *([f"vary.algorithm.gamma = [{gamma}]"] if several else []),
                 f"set.optimizer.lr = {rate:g}",
