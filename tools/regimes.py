@@ -46,6 +46,14 @@ class Score:
     """Success of the most likely answers to questions of training, before and after."""
     held_out: tuple[float, float]
     """The same of questions that neither cloning nor training asked."""
+    entropy: tuple[float, float]
+    """Nats per token in the first ten and in the last ten iterations."""
+    norm: float
+    """Of the gradient before it is clipped, median over iterations."""
+    clipped: float
+    """Share of updates whose gradient was clipped."""
+    negative: float
+    """Share of turns with a negative advantage."""
 
 
 Key = tuple[str, str, float]
@@ -73,8 +81,13 @@ def score(folder: Path, run: Planned) -> Score:
     # With several questions an episode succeeds only if all answers are right.
     metric, scale = ("success_rate", 1) if questions is None else ("return_mean", questions)
     lines: dict[str, list[float]] = defaultdict(list)
+    updates = []
     for line in read_run(folder).metrics:
         lines[line["split"]].append(line[metric] / scale)
+        if line["split"] == "train":
+            updates.append(line)
+    norms = [line["grad_norm"] for line in updates]
+    entropies = [line["entropy"] for line in updates]
     sampled, greedy, held_out = (lines[s] for s in ("train", "eval:greedy", "eval:held-out"))
     return Score(
         statistics.fmean(sampled),
@@ -82,6 +95,10 @@ def score(folder: Path, run: Planned) -> Score:
         statistics.fmean(sampled[-LAST:]),
         (greedy[0], greedy[-1]),
         (held_out[0], held_out[-1]),
+        (statistics.fmean(entropies[:LAST]), statistics.fmean(entropies[-LAST:])),
+        statistics.median(norms),
+        statistics.fmean(norm > run.spec.optimizer.grad_clip for norm in norms),
+        statistics.fmean(line["negative_advantage_rate"] for line in updates),
     )
 
 
@@ -195,6 +212,28 @@ def answers(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]]
     return lines
 
 
+def updates(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]]) -> list[str]:
+    """Return the table of entropy, gradients and signs of advantages, means over runs."""
+    lines = [
+        "| | | entropy, begin and end | gradient norm | clipped | negative advantages |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for regime, found in table.items():
+        for name, (_, by_seed) in found.items():
+            if regime in SHIFTED and name != "reinforce":
+                continue
+            runs = list(by_seed.values())
+            first, last = (statistics.fmean(run.entropy[i] for run in runs) for i in range(2))
+            means = (
+                statistics.fmean(getattr(run, field) for run in runs)
+                for field in ("norm", "clipped", "negative")
+            )
+            norm, clipped, negative = means
+            cells = [f"{first:.2f}, {last:.2f}", f"{norm:.2f}", f"{clipped:.0%}", f"{negative:.0%}"]
+            lines.append(f"| `{regime}` | {ESTIMATORS.get(name, name)} | {' | '.join(cells)} |")
+    return lines
+
+
 def forest(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]]) -> str:
     """Return a figure of the differences to REINFORCE, a row for each regime."""
     names = [name for name in ESTIMATORS if name != "reinforce"]
@@ -252,7 +291,7 @@ def over_rates(found: Scores) -> str:
         out[-1] += ' y1="10" y2="10"/>'
         out.append(text("name", 120 * index + 30, 15, ESTIMATORS[name]))
     for number, (title, lines) in enumerate(panels.items()):
-        x0, y0 = number % columns * (wide + 40) + 34, number // columns * (high + 50) + 60
+        x0, y0 = number % columns * (wide + 60) + 34, number // columns * (high + 50) + 60
         out.append(text("name", x0, y0 - 10, title))
         rates = sorted({rate for by_rate in lines.values() for rate in by_rate})
         for tick in (0.0, 0.5, 1.0):
@@ -276,7 +315,7 @@ def over_rates(found: Scores) -> str:
     deep = math.ceil(len(panels) / columns)
     return picture(
         "Area under the curve over learning rates",
-        columns * (wide + 40),
+        columns * (wide + 60),
         deep * (high + 50) + 50,
         out,
     )
@@ -322,7 +361,7 @@ def main(root: Path, command: str | None) -> int:
     control = {key: v for key, v in every.items() if key[1] == "control"}
     table = rows({key: v for key, v in every.items() if key[1] in ESTIMATORS})
     (root / "regimes.svg").write_text(forest(table), encoding="utf-8")
-    sections = [compared(table), answers(table), answers(rows(control))]
+    sections = [compared(table), answers(table), answers(rows(control)), updates(table)]
     (root / "regimes.md").write_text("\n\n".join(map("\n".join, sections)), encoding="utf-8")
     return 0
 

@@ -1,7 +1,8 @@
 """Cheap learning curves must end where recorded ones did; with a broken advantage they do not.
 
-Experiments of docs/baselines.md, with other seeds than the recorded runs: four of one turn, whose
-bounds ask for at most three quarters of what the recorded seeds learned. In `make nightly` also a
+Experiments of docs/baselines.md and docs/regimes.md, with other seeds than the recorded runs. Their
+bounds ask for at most three quarters of what the recorded seeds learned. A control, which ignores
+the reward, must not rise. In `make nightly` also a
 game with a shortest path, in which a discount below 1 must save turns, as success hardly depends on
 it; a game against the best play; and a customer's first tool call, whose reward is partial.
 """
@@ -13,6 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,16 @@ LAST = 10
 
 
 def trained(
-    recipe: str, folder: Path, metric: str, broken: str | None = None, seed: int = SEED
+    recipe: str,
+    folder: Path,
+    metric: str,
+    broken: str | None = None,
+    seed: int = SEED,
+    changes: Sequence[str] = (),
 ) -> float:
     """Train, with a defect of `breaks` if one is given; return the metric at the end."""
     seeds = (f"seed={seed}", f"env.seed={seed * SEED_STEP}")
-    spec = resolved(load_spec(ROOT / "recipes/baselines" / f"{recipe}.toml", seeds))
+    spec = resolved(load_spec(ROOT / "recipes" / f"{recipe}.toml", (*seeds, *changes)))
     path = folder / "spec.json"
     path.write_text(json.dumps(spec.to_mapping()))
     environment: dict[str, Any] = {
@@ -59,7 +66,8 @@ def trained(
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    values = [line[metric] for line in read_run(folder / f"run-{seed}").metrics]
+    lines = read_run(folder / f"run-{seed}").metrics
+    values = [line[metric] for line in lines if line["split"] == "train"]
     end = statistics.fmean(values[-LAST:])
     print(f"{recipe}, {broken or 'sound'}, seed {seed}, {metric}: {values[0]:.3f} to {end:.3f}")
     return end
@@ -77,26 +85,43 @@ class Curve:
     bound: float
     """Least value at the end."""
     metric: str = "success_rate"
+    changes: tuple[str, ...] = ()
+    """Settings that differ from the recipe's."""
+
+    @property
+    def name(self) -> str:
+        """Recipe and changes."""
+        return " ".join([self.recipe.partition("/")[2], *self.changes])
 
     def end(self, folder: Path, broken: str | None = None) -> float:
         """Train; return the metric at the end."""
-        return trained(self.recipe, folder, self.metric, broken)
+        return trained(self.recipe, folder, self.metric, broken, changes=self.changes)
 
 
 CURVES = {
-    curve.recipe: curve
+    curve.name: curve
     for curve in (
-        Curve("arithmetic", 0.30, (0.952, 0.95, 0.96), 0.7),
-        Curve("gcd", 0.32, (0.778, 0.79, 0.85), 0.6),
-        Curve("leg-counting", 0.26, (0.864, 0.88, 0.86), 0.6),
-        Curve("lcm", 0.45, (0.934, 0.898, 0.947), 0.75),
+        Curve("baselines/arithmetic", 0.30, (0.952, 0.95, 0.96), 0.7),
+        Curve("baselines/gcd", 0.32, (0.778, 0.79, 0.85), 0.6),
+        Curve("regimes/short", 0.19, (0, 0, 0), 0.5),
+        Curve("regimes/wrong-mode", 0.06, (0, 0, 0), 0.2),
+        Curve("regimes/filler", 0.40, (0, 0, 0), 0.7),
+        Curve(
+            "regimes/plus",
+            0.19,
+            (0, 0, 0),
+            0.5,
+            changes=("algorithm.advantage=reinforce",),
+        ),
     )
 }
 NIGHTLY = {
-    curve.recipe: curve
+    curve.name: curve
     for curve in (
-        Curve("nim", 0.083, (0.903, 0.884, 0.872), 0.65),
-        Curve("retail-first-call", 0.298, (0.722, 0.738, 0.729), 0.6, "return_mean"),
+        Curve("baselines/leg-counting", 0.26, (0.864, 0.88, 0.86), 0.6),
+        Curve("baselines/lcm", 0.45, (0.934, 0.898, 0.947), 0.75),
+        Curve("baselines/nim", 0.083, (0.903, 0.884, 0.872), 0.65),
+        Curve("baselines/retail-first-call", 0.298, (0.722, 0.738, 0.729), 0.6, "return_mean"),
     )
 }
 """Of a minute or two each, besides their models."""
@@ -113,12 +138,14 @@ TURNS_SEEDS = (SEED, SEED + 1, SEED + 2)
 
 def turns(folder: Path, broken: str | None = None) -> float:
     """Train `hanoi-long`; return turns of an episode at the end, the mean over seeds."""
-    ends = (trained("hanoi-long", folder, "turns_mean", broken, seed) for seed in TURNS_SEEDS)
+    ends = (
+        trained("baselines/hanoi-long", folder, "turns_mean", broken, seed) for seed in TURNS_SEEDS
+    )
     return statistics.fmean(ends)
 
 
 @pytest.mark.parametrize(
-    "curve", [*CURVES.values(), *NIGHTLY.values()], ids=lambda curve: curve.recipe
+    "curve", [*CURVES.values(), *NIGHTLY.values()], ids=lambda curve: curve.name
 )
 def test_recorded_seeds_pass_with_margin(curve: Curve) -> None:
     asked = curve.bound - curve.start
@@ -150,10 +177,18 @@ def test_a_discount_that_is_left_out_is_noticed(tmp_path: Path) -> None:
         *CURVES.values(),
         *(pytest.param(curve, marks=pytest.mark.nightly) for curve in NIGHTLY.values()),
     ],
-    ids=lambda curve: curve.recipe,
+    ids=lambda curve: curve.name,
 )
 def test_a_curve_ends_where_the_recorded_ones_did(curve: Curve, tmp_path: Path) -> None:
     assert curve.end(tmp_path) >= curve.bound
+
+
+@pytest.mark.slow
+def test_a_control_that_ignores_the_reward_does_not_rise(tmp_path: Path) -> None:
+    end = trained(
+        "regimes/short", tmp_path, "success_rate", changes=("algorithm.advantage=control",)
+    )
+    assert end <= CURVES["short"].start
 
 
 @pytest.mark.slow
