@@ -40,6 +40,7 @@ ABOUT = {
     "serve": "environments on a server, `remote:` and `openenv:` clients",
     "ray": "environments on a Ray cluster",
     "tau": "TAU-bench: customer service with tools and a user",
+    "box": "terminal tasks in Harbor's folders, `harbor:`, `gem harbor`",
     "train": "what trainers' adapters share, `gem replay`",
     "eval": "`gem eval`: any model in any environment",
     "all": "all of these",

@@ -24,7 +24,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
     },
     "tool": {"python": "python"},
     "executor": {"ray": "ray", "remote": "serve"},
-    "client": {"remote": "serve", "openenv": "serve"},
+    "client": {"remote": "serve", "openenv": "serve", "harbor": "box"},
     "command": {
         "check": "check",
         "info": "check",
@@ -32,6 +32,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "replay": "train",
         "serve": "serve",
         "eval": "eval",
+        "harbor": "box",
     },
 }
 """Extras of gem-core by what they bring: names, and of environments also beginnings of ids."""

@@ -68,7 +68,10 @@ class Spec:
     """Wheels from which a package is extracted instead of installing them."""
 
 
-CORE = ("gem-core", "gem-check", "gem-math", "gem-train", "gem-sandbox", "gem-serve", "gem-tau")
+CORE = (
+    *("gem-core", "gem-check", "gem-math", "gem-train"),
+    *("gem-sandbox", "gem-serve", "gem-tau", "gem-box"),
+)
 
 SPECS = {
     "core": Spec(CORE, ((3, 11),)),

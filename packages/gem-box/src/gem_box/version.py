@@ -1,0 +1,3 @@
+"""The version of gem-box."""
+
+__version__ = "0.1.0"
