@@ -70,11 +70,11 @@ class Box(Protocol):
     ) -> Ran:
         """Run a program beside the shell; `env` is added to the box's own variables."""
 
-    def put(self, source: Path, target: str, *, fresh: bool = False) -> None:
+    def put(self, source: Path | None, target: str, *, fresh: bool = False) -> None:
         """Copy the content of a folder, or a file under the target's name, into the box.
 
         Args:
-            source: On the host.
+            source: On the host; None makes the folder only.
             target: In the box; missing folders are made.
             fresh: Whether a folder is made anew, whatever is there.
         """

@@ -23,7 +23,7 @@ from typing import Any
 
 import gem_sandbox.inside
 from gem.admission import Core
-from gem.errors import BusyMachineError, UnreachableError
+from gem.errors import BusyMachineError, ConfigurationError, UnreachableError
 from gem_box.box import ENVIRONMENT, Ran
 from gem_box.output import Kept
 from gem_box.users import Ids, ids
@@ -123,26 +123,22 @@ class OverlayBox:
             raise
 
     def _prepare(self, users: Ids) -> None:
-        folders = [*([self.upper] if self.upper else []), *self.layers]
-        opened = [os.open(each, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for each in folders]
         request = {
             "mapped": users.mapped,
             "ids": [os.geteuid(), os.getegid()],
             "host": self.host,
-            "upper": self.upper is not None,
+            "upper": str(self.upper.resolve()) if self.upper else "",
+            "layers": [str(each.resolve()) for each in self.layers],
             "mb": self.limits.disk_mb,
             "files": _FILES,
             "limits": {"NPROC": self.limits.processes, "CORE": 0},
         }
-        try:
-            self._tell_keeper(request, opened)
-            if self._hear_keeper().get("map"):
-                assert self._keeper is not None
-                users.apply(self._keeper.pid)
-                self._tell_keeper({})
-                self._hear_keeper()
-        finally:
-            close(opened)
+        self._tell_keeper(request)
+        if self._hear_keeper().get("map"):
+            assert self._keeper is not None
+            users.apply(self._keeper.pid)
+            self._tell_keeper({})
+            self._hear_keeper()
 
     def _begin(self, pristine: Sequence[str], more: bool = False) -> None:
         ours, theirs = pair()
@@ -257,24 +253,38 @@ class OverlayBox:
                 return Ran(kept.text(), -9, hit, False, kept.left_out)
             return Ran(kept.text(), told["code"], None, False, kept.left_out)
 
-    def put(self, source: Path, target: str, *, fresh: bool = False) -> None:
+    def put(self, source: Path | None, target: str, *, fresh: bool = False) -> None:
         """Copy into the box; see `Box.put`."""
+        folder, name = (target, "") if source is None or source.is_dir() else os.path.split(target)
         packed = os.memfd_create("archive", os.MFD_CLOEXEC)
         try:
             with os.fdopen(packed, "wb", closefd=False) as file:
                 with tarfile.open(fileobj=file, mode="w|") as archive:
-                    if source.is_dir():
+                    if name and source is not None:
+                        archive.add(source.resolve(), name, filter=_by_root)
+                    elif source is not None:
                         for each in sorted(source.iterdir()):
                             archive.add(each, each.name, filter=_by_root)
-                        folder = target
-                    else:
-                        folder, name = os.path.split(target)
-                        archive.add(source.resolve(), name, filter=_by_root)
             os.lseek(packed, 0, os.SEEK_SET)
-            request = {"do": "put", "path": os.path.join("/", folder), "fresh": fresh}
-            self._ask(request, [packed])
+            self._unpack_in(folder, packed, fresh)
         finally:
             os.close(packed)
+
+    def unpack(self, archive: Path) -> None:
+        """Unpack a root file system.
+
+        Raises:
+            ConfigurationError: It cannot be read or unpacked.
+        """
+        try:
+            with archive.open("rb") as file:
+                self._unpack_in("/", file.fileno(), False)
+        except (OSError, _RefusedError) as error:
+            raise ConfigurationError(f"{archive}: {error}") from None
+
+    def _unpack_in(self, folder: str, descriptor: int, fresh: bool) -> None:
+        request = {"do": "put", "path": os.path.join("/", folder), "fresh": fresh}
+        self._ask(request, [descriptor])
 
     def get(self, path: str, target: Path) -> None:
         """Copy out of the box; see `Box.get`."""

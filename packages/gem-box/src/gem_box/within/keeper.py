@@ -47,13 +47,13 @@ def main() -> None:
     """Keep one box. The argument is the descriptor of the caller's messages."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    request, descriptors = receive(channel)
+    request, _ = receive(channel)
     if request is None:
         return
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(_SOONER)
-        keeper = _Keeper(channel, request, descriptors)
+        keeper = _Keeper(channel, request)
         send(channel, {})
         keeper.serve()
     except OSError as error:
@@ -61,19 +61,22 @@ def main() -> None:
 
 
 class _Keeper:
-    def __init__(
-        self, channel: socket.socket, request: dict[str, Any], descriptors: list[int]
-    ) -> None:
+    def __init__(self, channel: socket.socket, request: dict[str, Any]) -> None:
         """Make the namespaces, and the folders of the box in memory.
 
-        The request has `host` (the machine's /usr is the lowest layer), `mb` and `files` (limits of
-        what the box may write), `mapped` (the caller maps user ids), `limits` of processes. The
-        descriptors are the folder for changes if `upper`, then the layers, the highest first.
+        The request has `layers` (folders, the highest first), `host` (the machine's /usr is the
+        lowest one), `upper` (the folder for changes; empty: in memory), `mb` and `files` (limits of
+        what is in memory), `mapped` (the caller maps user ids), `limits` of processes.
         """
         self.channel, self.request = channel, request
         confine.unshare(
             confine.NEWUSER | confine.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
         )
+        # As the caller's user, who may read them, but in this mount namespace.
+        upper, *opened = [
+            os.open(each, os.O_PATH | os.O_DIRECTORY)
+            for each in (request["upper"] or "/", *request["layers"])
+        ]
         if request["mapped"]:
             send(channel, {"map": True})
             receive(channel)
@@ -88,11 +91,11 @@ class _Keeper:
         kernel.mount("box", _PLACE, "tmpfs", kernel.NOSUID | kernel.NODEV, self._size())
         for name in (_ROOT, _BASE, _ASIDE):
             os.mkdir(name)
-        self.changes = f"/proc/self/fd/{descriptors.pop(0)}" if request["upper"] else _PLACE
+        self.changes = f"/proc/self/fd/{upper}" if request["upper"] else _PLACE
         for name in ("upper", "work"):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(f"{self.changes}/{name}", 0o755)
-        layers = [f"/proc/self/fd/{each}" for each in descriptors]
+        layers = [f"/proc/self/fd/{each}" for each in opened]
         if request["host"]:
             _make_base()
             layers.append(_BASE)

@@ -1,0 +1,116 @@
+"""Runs a task's tests in a box and reads the reward that they write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gem.admission import Core
+from gem.errors import BusyMachineError, DataError
+from gem.json_lines import parse
+from gem_box.folders import Folder
+from gem_box.overlay import OverlayBox
+
+LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+_VERIFIER = "/logs/verifier"
+_MOST = 1 << 16
+# What a policy may have left in its home is none of the tests' Python.
+_ENVIRONMENT = {"PYTHONNOUSERSITE": "1"}
+_TESTS = 'chmod +x /tests/test.sh && exec /tests/test.sh'
+
+
+class Graded(NamedTuple):
+    """What the tests said."""
+
+    reward: float
+    """0 if they said nothing that can be read: the policy may have broken them."""
+    rewards: dict[str, float]
+    """All numbers of reward.json, or that of reward.txt under the key `reward`."""
+    reason: str = ""
+    """Why there is no reward; empty if there is one."""
+    output: str = ""
+    """The end of what the tests printed."""
+
+
+def grade(
+    task: Folder, box: OverlayBox, pristine: Sequence[str], reward_key: str | None = None
+) -> Graded:
+    """Run the tests after all other processes of the box have ended.
+
+    The tests may use `verifier.timeout_sec` of CPU time. If they got too little of it, they run
+    again while nothing else does.
+
+    Args:
+        task: The task.
+        box: A box in which a policy has worked.
+        pristine: Folders that are put back to what the image has.
+        reward_key: The number of reward.json that is the reward; None: `reward`, or the only one.
+
+    Raises:
+        BusyMachineError: The tests got too little CPU time twice.
+        UnreachableError: The box is gone.
+    """
+    for alone in (False, True):
+        box.restart(pristine)
+        box.put(task.path / "tests", "/tests", fresh=True)
+        box.put(None, _VERIFIER, fresh=True)
+        try:
+            with Core(alone=alone) as core:
+                env = {**_ENVIRONMENT, **task.env("verifier")}
+                argv = ["/bin/sh", "-c", _TESTS]
+                ran = box.execute(argv, task.tests_s, env=env, core=core)
+            break
+        except BusyMachineError:
+            if alone:
+                raise
+    output = ran.output.decode("utf-8", "replace")[-4000:]
+    try:
+        if ran.limit_hit:
+            raise DataError(f"the tests hit their limit of {ran.limit_hit}")
+        rewards = _rewards(
+            box.read(f"{_VERIFIER}/reward.json", _MOST), box.read(f"{_VERIFIER}/reward.txt", _MOST)
+        )
+        return Graded(_chosen(rewards, reward_key), rewards, "", output)
+    except DataError as error:
+        return Graded(0.0, {}, str(error), output)
+
+
+def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:
+    data = json if json is not None else text
+    if data is None or not data.strip():
+        raise DataError("the tests wrote no reward")
+    if len(data) > _MOST:
+        raise DataError(f"the reward is longer than {_MOST} bytes")
+    if json is not None:
+        value = parse(json, "reward.json")
+    else:
+        try:
+            value = float(data)
+        except ValueError:
+            raise DataError("reward.txt is no number") from None
+    values: Mapping[str, Any] = value if isinstance(value, dict) else {"reward": value}
+    for name, each in values.items():
+        numeric = isinstance(each, int | float) and not isinstance(each, bool)
+        if not numeric or not math.isfinite(each):
+            raise DataError(f"the reward {name!r:.40} is no finite number")
+    return {str(name): float(each) for name, each in values.items()}
+
+
+def _chosen(rewards: Mapping[str, float], key: str | None) -> float:
+    if key is not None:
+        if key not in rewards:
+            raise DataError(f"reward.json has no {key!r}")
+        return rewards[key]
+    if "reward" in rewards:
+        return rewards["reward"]
+    if len(rewards) != 1:
+        raise DataError("reward.json has several numbers and none is named reward: set reward_key")
+    return next(iter(rewards.values()))
+
+
+def solution(task: Folder) -> Path | None:
+    """Return the folder with the task's solution; None if there is none."""
+    folder = task.path / "solution"
+    return folder if (folder / "solve.sh").is_file() else None

@@ -1,0 +1,219 @@
+"""Images of boxes: this machine's system, imported file systems, and what Dockerfiles make of them.
+
+Everything is a folder in the cache (`GEM_BOX_CACHE`, else ~/.cache/gem-core/boxes), named by its
+content. It can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gem.blame import boundary
+from gem.errors import ConfigurationError
+from gem_box.dockerfile import Dockerfile, Step
+from gem_box.folders import Folder
+from gem_box.overlay import OverlayBox
+from gem_box.users import ids
+from gem_sandbox import Limits
+
+HOST = "host"
+"""Name of the image that is this machine's own system."""
+_FORMAT = "1"
+_BUILD = Limits(cpu_s=600.0, memory_mb=4096, disk_mb=8192, processes=2048)
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a box begins with; the parameters of `OverlayBox`."""
+
+    layers: tuple[Path, ...] = ()
+    host: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+
+    def box(self, limits: Limits, env: dict[str, str], workdir: str | None = None) -> OverlayBox:
+        """Return a box with this image."""
+        return OverlayBox(
+            self.layers,
+            host=self.host,
+            env={**self.env, **env},
+            workdir=workdir or self.workdir,
+            limits=limits,
+        )
+
+
+def cache() -> Path:
+    """Return the folder of images."""
+    named = os.environ.get("GEM_BOX_CACHE")
+    folder = Path(named) if named else Path.home() / ".cache" / "gem-core" / "boxes"
+    # What another user's ids own is of no use here.
+    users = ids()
+    folder = folder / f"{users.first}-{users.count}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def base(name: str) -> Image:
+    """Return an image by its name.
+
+    Raises:
+        ConfigurationError: No such image was imported.
+    """
+    if name == HOST:
+        return Image(host=True)
+    place = cache() / "images" / _file(name)
+    if not place.is_dir():
+        raise ConfigurationError(
+            f"image {name!r} is not here: import it (gem harbor import {name} FILE.tar), or run "
+            "the task in this machine's own system with image=host"
+        )
+    return Image((place,))
+
+
+def built(task: Folder, image: str | None = None) -> Image:
+    """Return the image of a task; it is built once, and found in the cache after that.
+
+    Args:
+        task: A task without problems.
+        image: Begin from this image instead of the one that the task names.
+
+    Raises:
+        ConfigurationError: The image is missing, or a command of its Dockerfile fails.
+        UnreachableError: No box can be started.
+    """
+    begin = base(image or task.image)
+    if task.dockerfile is None:
+        return begin
+    env, workdir = {}, "/"
+    for step in task.dockerfile.steps:
+        if step.kind == "env":
+            env[step.words[0]] = step.words[1]
+        elif step.kind == "workdir":
+            workdir = step.words[0]
+    done = Image(begin.layers, begin.host, env, workdir)
+    if all(step.kind == "env" for step in task.dockerfile.steps):
+        return done
+    place = cache() / "layers" / _digest(begin, task)
+    with _locked(place):
+        if not place.is_dir():
+            _build(begin, task, place)
+    return Image((place, *begin.layers), begin.host, env, workdir)
+
+
+def imported(name: str, archive: Path) -> Path:
+    """Unpack a root file system, as `docker export` and `mmdebstrap` write it.
+
+    Raises:
+        ConfigurationError: It is no tar archive.
+    """
+    place = cache() / "images" / _file(name)
+    with _locked(place), _fresh(place) as folder, tempfile.TemporaryDirectory() as empty:
+        box = OverlayBox([Path(empty)], host=False, limits=_BUILD, upper=folder)
+        with contextlib.closing(box):
+            box.start()
+            box.unpack(archive)
+    return place
+
+
+def _build(begin: Image, task: Folder, place: Path) -> None:
+    assert task.dockerfile is not None
+    limit = task.table("environment").get("build_timeout_sec", _BUILD.cpu_s)
+    with _fresh(place) as folder:
+        box = OverlayBox(begin.layers, host=begin.host, limits=_BUILD, upper=folder)
+        with contextlib.closing(box), boundary("sandbox"):
+            box.start()
+            _carry_out(task.dockerfile, task, box, float(limit))
+
+
+def _carry_out(dockerfile: Dockerfile, task: Folder, box: OverlayBox, limit: float) -> None:
+    env: dict[str, str] = {}
+    workdir = "/"
+    for step in dockerfile.steps:
+        if step.kind == "env":
+            env[step.words[0]] = step.words[1]
+        elif step.kind == "workdir":
+            workdir = step.words[0]
+            box.put(None, workdir)
+        elif step.kind == "copy":
+            _copy(step, task.path / "environment", box, workdir)
+        else:
+            shell, command = step.words
+            ran = box.execute([shell, "-c", command], limit, cwd=workdir, env=env)
+            if ran.code:
+                said = ran.output.decode("utf-8", "replace")[-1000:]
+                raise ConfigurationError(
+                    f"task {task.name!r}: RUN {command:.200} failed with exit code {ran.code}"
+                    f"{f' (limit: {ran.limit_hit})' if ran.limit_hit else ''}: {said}"
+                )
+
+
+def _copy(step: Step, context: Path, box: OverlayBox, workdir: str) -> None:
+    *patterns, target = step.words
+    sources = [
+        place
+        for pattern in patterns
+        for place in (
+            [context / pattern]
+            if (context / pattern).exists()
+            else sorted(context.glob(pattern.lstrip("/")))
+        )
+    ]
+    at = os.path.normpath(os.path.join(workdir, target))
+    into = target.endswith(("/", ".")) or len(sources) > 1
+    into = into or box.execute(["/bin/sh", "-c", 'test -d "$0"', at], 10).code == 0
+    for source in sources:
+        box.put(source, at if source.is_dir() or not into else f"{at}/{source.name}")
+
+
+@contextlib.contextmanager
+def _fresh(place: Path) -> Iterator[Path]:
+    """Yield a folder for changes; what is in it becomes `place` if the block ends well."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="building-", dir=place.parent))
+    try:
+        folder.chmod(0o755)
+        if ids().mapped:
+            os.chown(folder, ids().first, ids().first)
+        yield folder
+        shutil.rmtree(place, ignore_errors=True)
+        (folder / "upper").rename(place)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """Let one process at a time make a folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_name(f"{place.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _file(name: str) -> str:
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:80]
+    return f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def _digest(begin: Image, task: Folder) -> str:
+    """Return what determines the layer of a task."""
+    known = hashlib.sha256()
+    known.update(f"{_FORMAT} {begin.layers} {begin.host} {task.dockerfile}\n".encode())
+    if begin.host:
+        for name in ("/etc/os-release", "/var/lib/dpkg/status", "/usr/bin"):
+            with contextlib.suppress(OSError):
+                known.update(f"{name} {Path(name).stat().st_mtime_ns}\n".encode())
+    for path in sorted((task.path / "environment").rglob("*")):
+        if path.is_file():
+            known.update(f"{path.relative_to(task.path)} {path.stat().st_mode}\n".encode())
+            known.update(hashlib.sha256(path.read_bytes()).digest())
+    return known.hexdigest()[:32]
