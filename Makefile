@@ -2,6 +2,8 @@
 # are cached in $GEM_CACHE (default ~/.cache/gem-core).
 
 PYTHON ?= python3.11
+# Of Harbor alone.
+PYTHON_3_12 ?= python3.12
 VENVS := $(PYTHON) packages/gem-cpu/src/gem_cpu/venvs.py build
 DEV := .venvs/dev/bin/python
 VERL := .venvs/verl/bin/python
@@ -34,7 +36,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-skyrl env-inspect env-trackers env-site
+.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-skyrl env-inspect env-trackers env-site env-harbor
 env-core: ## A small environment without torch, for work on gem-core: .venvs/core/bin/python -m pytest tests/core
 	@$(VENVS) core
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
@@ -59,6 +61,8 @@ env-inspect: ## Environment with inspect-ai, for gem-eval's bridge
 	@$(VENVS) inspect
 env-site: ## Environment for the documentation's site and notebooks; no torch (70 s, 0.2 GB)
 	@$(VENVS) site
+env-harbor: ## Environment with Harbor, whose verdicts on task folders are compared with ours (Python 3.12)
+	@$(PYTHON_3_12) packages/gem-cpu/src/gem_cpu/venvs.py build harbor
 env-trackers: ## Environment with TensorBoard, trackio, Weights & Biases and MLflow, for gem-bench log
 	@$(VENVS) trackers
 

@@ -211,7 +211,9 @@ class HarborEnv(Env):
         return max(self.command_s, float(agent))
 
     def _told(self, ran: Ran) -> str:
-        output = clip(printable(ran.output.decode("utf-8", "replace")).strip("\n"), self.output_chars)
+        output = clip(
+            printable(ran.output.decode("utf-8", "replace")).strip("\n"), self.output_chars
+        )
         if ran.limit_hit:
             end = f"[ended: it hit the limit of {ran.limit_hit}; the shell is a new one]"
         elif ran.ended_shell:
@@ -267,7 +269,9 @@ class HarborEnv(Env):
             return None
         script = (folder / "solve.sh").read_text("utf-8", "replace")
         variables = [f"{k}={shlex.quote(v)}" for k, v in self.task.env("solution").items()]
-        alone = len(list(folder.iterdir())) == 1 and "/solution" not in script and "$0" not in script
+        alone = (
+            len(list(folder.iterdir())) == 1 and "/solution" not in script and "$0" not in script
+        )
         if alone and len(script) < LONGEST_COMMAND // 2:
             words = ["bash", "-c", shlex.quote(script)]
         else:

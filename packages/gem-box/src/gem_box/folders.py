@@ -18,7 +18,11 @@ _REFUSED = "refused"
 _KNOWN: Mapping[str, Mapping[str, Any]] = {
     "task": {"name": ..., "description": ..., "authors": ..., "keywords": ..., "version": ...},
     "metadata": {},
-    "agent": {"timeout_sec": ..., "user": (None, "root", 0), "network_mode": (None, "public", "no-network")},
+    "agent": {
+        "timeout_sec": ...,
+        "user": (None, "root", 0),
+        "network_mode": (None, "public", "no-network"),
+    },
     "verifier": {
         "timeout_sec": ...,
         "env": ...,
@@ -62,7 +66,9 @@ _PROGRAMS = (
     r"yarn|pnpm|cargo\s+(?:install|build|fetch)|go\s+(?:get|install)|gem\s+install|conda|"
     r"git\s+clone\s+[\"']?(?:https?|git|ssh)|curl|wget"
 )
-_FETCHES = re.compile(rf"(?:^|[;&|(`]|\b(?:then|do|else|sudo|exec)\s)\s*((?:python3?\s+-m\s+)?(?:{_PROGRAMS}))\b")
+_FETCHES = re.compile(
+    rf"(?:^|[;&|(`]|\b(?:then|do|else|sudo|exec)\s)\s*((?:python3?\s+-m\s+)?(?:{_PROGRAMS}))\b"
+)
 _LOCAL = re.compile(r"\b(?:localhost|127\.0\.0\.1|\[::1\]|file://)")
 _LONGEST_TEXT = 1 << 20
 

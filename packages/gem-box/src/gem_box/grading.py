@@ -18,7 +18,7 @@ _VERIFIER = "/logs/verifier"
 _MOST = 1 << 16
 # What a policy may have left in its home is none of the tests' Python.
 _ENVIRONMENT = {"PYTHONNOUSERSITE": "1"}
-_TESTS = 'chmod +x /tests/test.sh && exec /tests/test.sh'
+_TESTS = "chmod +x /tests/test.sh && exec /tests/test.sh"
 
 
 class Graded(NamedTuple):

@@ -57,7 +57,7 @@ def cache() -> Path:
     folder = Path(named) if named else Path.home() / ".cache" / "gem-core" / "boxes"
     # What another user's ids own is of no use here.
     users = ids()
-    folder = folder / f"{users.first}-{users.count}"
+    folder = folder / f"{users.first}-{users.size}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -167,7 +167,7 @@ def _copy(step: Step, context: Path, box: OverlayBox, workdir: str) -> None:
             else sorted(context.glob(pattern.lstrip("/")))
         )
     ]
-    at = os.path.normpath(os.path.join(workdir, target))
+    at = os.path.normpath(f"{workdir}/{target}" if not target.startswith("/") else target)
     into = target.endswith(("/", ".")) or len(sources) > 1
     into = into or box.execute(["/bin/sh", "-c", 'test -d "$0"', at], 10).code == 0
     for source in sources:

@@ -15,7 +15,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from gem.errors import BusyMachineError, ConfigurationError, UnreachableError
 from gem_box.box import ENVIRONMENT, Ran
 from gem_box.output import Kept
 from gem_box.users import Ids, ids
-from gem_box.watching import BoxClock, child
+from gem_box.watching import BoxClock, child, descendants, inner
 from gem_box.within.messages import close, pair, receive, send
 from gem_sandbox import Limits
 from gem_sandbox.running import watch
@@ -165,7 +164,7 @@ class OverlayBox:
         script = b"eval %s </dev/null 8>&-\nprintf '%%d %s\\n' \"$?\" >&8\n"
         script %= quoted, nonce.encode()
         kept = Kept(self.limits.output_bytes)
-        began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        before = inner(descendants(shell.host_pid))
 
         def ended(seconds: float) -> bool:
             shell.wait(seconds, kept)
@@ -178,10 +177,10 @@ class OverlayBox:
             try:
                 over = watch(clock, self._limits(timeout), core, ended) or kept.flooded
             except BusyMachineError:
-                self._end(shell.pid, began)
+                self._end(shell.pid, before)
                 raise
         if over:
-            where = self._end(shell.pid, began)
+            where = self._end(shell.pid, before)
             shell.drain(kept)
             shell.close()
             self._shell = _Shell(self, where or self.workdir)
@@ -228,7 +227,6 @@ class OverlayBox:
             if core is None:
                 core = stack.enter_context(Core())
             core.acquire()
-            began = time.clock_gettime(time.CLOCK_BOOTTIME)
             try:
                 pid = self._spawn(argv, cwd, {**self.env, **(env or {})}, [given, theirs])
             finally:
@@ -242,10 +240,10 @@ class OverlayBox:
             try:
                 over = watch(clock, self._limits(timeout), core, ended) or kept.flooded
             except BusyMachineError:
-                self._end(pid, began)
+                self._end(pid)
                 raise
             if over:
-                self._end(pid, began)
+                self._end(pid)
             kept.drain(output)
             told = self._ended.pop(pid)
             if over or told["cpu_s"] > timeout:
@@ -258,13 +256,15 @@ class OverlayBox:
         folder, name = (target, "") if source is None or source.is_dir() else os.path.split(target)
         packed = os.memfd_create("archive", os.MFD_CLOEXEC)
         try:
-            with os.fdopen(packed, "wb", closefd=False) as file:
-                with tarfile.open(fileobj=file, mode="w|") as archive:
-                    if name and source is not None:
-                        archive.add(source.resolve(), name, filter=_by_root)
-                    elif source is not None:
-                        for each in sorted(source.iterdir()):
-                            archive.add(each, each.name, filter=_by_root)
+            with (
+                os.fdopen(packed, "wb", closefd=False) as file,
+                tarfile.open(fileobj=file, mode="w|") as archive,
+            ):
+                if name and source is not None:
+                    archive.add(source.resolve(), name, filter=_by_root)
+                elif source is not None:
+                    for each in sorted(source.iterdir()):
+                        archive.add(each, each.name, filter=_by_root)
             os.lseek(packed, 0, os.SEEK_SET)
             self._unpack_in(folder, packed, fresh)
         finally:
@@ -283,7 +283,7 @@ class OverlayBox:
             raise ConfigurationError(f"{archive}: {error}") from None
 
     def _unpack_in(self, folder: str, descriptor: int, fresh: bool) -> None:
-        request = {"do": "put", "path": os.path.join("/", folder), "fresh": fresh}
+        request = {"do": "put", "path": f"/{folder}", "fresh": fresh}
         self._ask(request, [descriptor])
 
     def get(self, path: str, target: Path) -> None:
@@ -291,7 +291,7 @@ class OverlayBox:
         packed = os.memfd_create("archive", os.MFD_CLOEXEC)
         try:
             try:
-                self._ask({"do": "get", "path": os.path.join("/", path)}, [packed])
+                self._ask({"do": "get", "path": f"/{path}"}, [packed])
             except _RefusedError as error:
                 raise FileNotFoundError(f"{path}: {error}") from None
             os.lseek(packed, 0, os.SEEK_SET)
@@ -360,12 +360,11 @@ class OverlayBox:
         pid: int = self._ask({**request, "uid": 0, "gid": 0}, ends)["pid"]
         return pid
 
-    def _end(self, pid: int, since: float) -> str:
-        """Kill a command with what it began; wait for its end, return where it was."""
+    def _end(self, pid: int, spared: Sequence[int] = ()) -> str:
+        """Kill a command with what is below it; wait for its end, return where it was."""
         if pid in self._ended:
             return ""
-        born = since * os.sysconf("SC_CLK_TCK") - 1
-        where: str = self._ask({"do": "end", "pid": pid, "since": born})["cwd"]
+        where: str = self._ask({"do": "end", "pid": pid, "spared": list(spared)})["cwd"]
         while pid not in self._ended:
             self._note(self._hear()[0])
         return where

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -82,5 +81,5 @@ def _write(folder: Path, name: str, task: Mapping[str, str]) -> Path:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
         if place.suffix == ".sh":
-            os.chmod(place, 0o755)
+            place.chmod(0o755)
     return folder

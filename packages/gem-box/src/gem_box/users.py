@@ -19,12 +19,12 @@ class Ids(NamedTuple):
     """Whether it has a range of ids that nobody else has; otherwise only the caller's own."""
     first: int
     """The machine's id of the box's root."""
-    count: int
+    size: int
 
     def apply(self, pid: int) -> None:
         """Give the ids to the new user namespace of a process; raises OSError."""
         for name in ("gid_map", "uid_map"):
-            Path(f"/proc/{pid}/{name}").write_text(f"0 {self.first} {self.count}\n")
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {self.first} {self.size}\n")
 
 
 @functools.cache

@@ -58,13 +58,21 @@ def child(parent: int, pid: int) -> int:
     children: list[str] = []
     with contextlib.suppress(OSError):
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    for each in children:
-        with contextlib.suppress(OSError, StopIteration):
-            lines = Path(f"/proc/{each}/status").read_text("latin-1").splitlines()
-            said = next(line for line in lines if line.startswith("NSpid:"))
-            if said.split()[-1] == str(pid):
-                return int(each)
+    for each in map(int, children):
+        if inner([each]) == [pid]:
+            return each
     return 0
+
+
+def inner(pids: list[int]) -> list[int]:
+    """Return how processes call themselves in their own namespace, without those that ended."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{pid}/status").read_text("latin-1").splitlines()
+            said = next(line for line in lines if line.startswith("NSpid:"))
+            found.append(int(said.split()[-1]))
+    return found
 
 
 def _private_kb(pid: int) -> int:

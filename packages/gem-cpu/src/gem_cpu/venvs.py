@@ -92,6 +92,8 @@ SPECS = {
     # What builds and checks the files of a release.
     "release": Spec(("gem-core",), ((3, 11),)),
     "site": Spec(CORE, ((3, 11),)),
+    # Harbor needs 3.12. Its own client for boxes, beside the packages that it imports.
+    "harbor": Spec(("gem-core", "gem-sandbox", "gem-box"), ((3, 12),)),
     "oat": Spec(
         (*CORE, "gem-oat", "gem-cpu"),
         ((3, 11),),

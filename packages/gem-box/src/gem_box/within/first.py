@@ -19,10 +19,13 @@ import socket
 import tarfile
 import traceback
 
-from inside import confine
-
 from . import kernel
 from .messages import close, receive, send
+
+try:
+    from gem_sandbox.inside import confine
+except ImportError:  # as a program, which sees the standard library and two folders
+    from inside import confine  # type: ignore[import-not-found, no-redef]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -148,14 +151,14 @@ class _First:
         os.execve(path, [os.path.basename(path), *argv[1:]], request["env"])
 
     def _do_end(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        """Kill a command, with what it began since a time in clock ticks; tell where it was."""
-        root = request["pid"]
+        """Kill a command with what is below it, but for some; tell where it was."""
+        root, spared = request["pid"], set(request["spared"])
         where = ""
         with contextlib.suppress(OSError):
             where = os.readlink(f"/proc/{root}/cwd")
         # Stop first: what is stopped makes no further processes.
         seen: set[int] = set()
-        while fresh := {root, *_born_below(root, request["since"])} - seen:
+        while fresh := {root, *_below(root)} - seen - spared:
             seen |= fresh
             for pid in fresh:
                 with contextlib.suppress(ProcessLookupError):
@@ -174,28 +177,15 @@ class _First:
         return _forked(lambda: _pack(request["path"], descriptors[0]))
 
 
-def _born_below(root: int, since: float) -> list[int]:
-    """Return the descendants of a process that were born since a time."""
-    parents: dict[int, int] = {}
-    fresh = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            parents[int(name)] = int(fields[1])
-            if int(fields[19]) >= since:
-                fresh.add(int(name))
-    found = []
-    for pid in fresh:
-        above = pid
-        while above not in (root, 0):
-            above = parents.get(above, 0)
-        if above == root and pid != root:
-            found.append(pid)
-    return found
+def _below(root: int) -> list[int]:
+    """Return the descendants of a process."""
+    found = [root]
+    for pid in found:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children") as file:
+                    found += map(int, file.read().split())
+    return found[1:]
 
 
 def _forked(work: Callable[[], None]) -> dict[str, Any]:
@@ -234,7 +224,10 @@ def _unpack(path: str, descriptor: int, fresh: bool) -> None:
     os.makedirs(path, exist_ok=True)
     # Where there are filters: whatever the archive has may be in the box, and nowhere else.
     filters: Any = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-    with io.FileIO(descriptor, closefd=False) as file, tarfile.open(fileobj=file, mode="r|") as archive:
+    with (
+        io.FileIO(descriptor, closefd=False) as file,
+        tarfile.open(fileobj=file, mode="r|") as archive,
+    ):
         for member in archive:
             # A box has devices of its own.
             if not member.isdev():
@@ -243,6 +236,8 @@ def _unpack(path: str, descriptor: int, fresh: bool) -> None:
 
 def _pack(path: str, descriptor: int) -> None:
     # What is packed may be large, so nothing waits for its end.
-    with io.FileIO(descriptor, "w", closefd=False) as file:
-        with tarfile.open(fileobj=file, mode="w|") as archive:
-            archive.add(path, os.path.basename(path.rstrip("/")) or ".")
+    with (
+        io.FileIO(descriptor, "w", closefd=False) as file,
+        tarfile.open(fileobj=file, mode="w|") as archive,
+    ):
+        archive.add(path, os.path.basename(path.rstrip("/")) or ".")

@@ -15,10 +15,13 @@ import signal
 import socket
 import sys
 
-from inside import confine
-
 from . import first, kernel
 from .messages import close, receive, send
+
+try:
+    from gem_sandbox.inside import confine
+except ImportError:  # as a program, which sees the standard library and two folders
+    from inside import confine  # type: ignore[import-not-found, no-redef]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ _SHARED_MEMORY = "size=64m,mode=1777"
 # What a program needs of the machine's /etc where the machine's /usr is the image.
 _ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "os-release")
 _TEXTS = {
-    "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    "etc/passwd": "root:x:0:0::/root:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
     "etc/hosts": "127.0.0.1 localhost box\n::1 localhost\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
@@ -135,7 +138,9 @@ class _Keeper:
             os.rename(f"{self.changes}/upper/{name}", f"{_ASIDE}/{self.begun}")
 
     def _mount(self) -> None:
-        kernel.mount("box", _PLACE, None, kernel.REMOUNT | kernel.NOSUID | kernel.NODEV, self._size())
+        kernel.mount(
+            "box", _PLACE, None, kernel.REMOUNT | kernel.NOSUID | kernel.NODEV, self._size()
+        )
         options = f"lowerdir={self.lower},upperdir={self.changes}/upper,workdir={self.changes}/work"
         kernel.mount("overlay", _ROOT, "overlay", kernel.NODEV, f"{options},userxattr")
         for name in ("dev", "proc", "tmp", "var/tmp"):
