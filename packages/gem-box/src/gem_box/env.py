@@ -8,7 +8,7 @@ import pickle
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, known_options
@@ -55,7 +55,6 @@ class HarborEnv(Env):
     """
 
     replayable = False
-    _apart: ClassVar[tuple[str, ...]] = ("spec", "_box")
 
     def __init__(
         self,
@@ -286,12 +285,13 @@ class HarborEnv(Env):
 
     def snapshot(self) -> bytes:
         """Return the state; that of the box is the actions so far."""
-        return super().snapshot()
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_box", *self._apart)}
+        return pickle.dumps(state, protocol=5)
 
     def restore(self, state: bytes) -> None:
         """Continue from `snapshot`: the actions are played again, in a box of its own."""
         self.close()
-        kept = {name: self.__dict__[name] for name in ("spec",) if name in self.__dict__}
+        kept = {name: self.__dict__[name] for name in self._apart if name in self.__dict__}
         self.__dict__.clear()
         self.__dict__.update(pickle.loads(state) | kept)
         self._box = None

@@ -117,6 +117,8 @@ def imported(name: str, archive: Path) -> Path:
     """
     place = cache() / "images" / _file(name)
     with _locked(place), _fresh(place) as folder, tempfile.TemporaryDirectory() as empty:
+        # Read by the box's root, who owns nothing outside of it.
+        Path(empty).chmod(0o755)
         box = OverlayBox([Path(empty)], host=False, limits=_BUILD, upper=folder)
         with contextlib.closing(box):
             box.start()
