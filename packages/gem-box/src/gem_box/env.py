@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,8 @@ _WRONG = 'Write one call: <tool_call>{"name": "bash", "arguments": {"command": "
 _FINISH = '<tool_call>{"name": "finish", "arguments": {}}</tool_call>'
 _LOOKS = ("ls -a", "pwd", "cat /etc/os-release", "ls -a / /root", "env", "head -n 5 *")
 _LARGEST = 10**9
+# A script that asks where it lies.
+_PLACE = re.compile(r"/solution|\$\{?0|BASH_SOURCE")
 
 
 class HarborEnv(Env):
@@ -268,9 +271,11 @@ class HarborEnv(Env):
             return None
         script = (folder / "solve.sh").read_text("utf-8", "replace")
         variables = [f"{k}={shlex.quote(v)}" for k, v in self.task.env("solution").items()]
-        alone = (
-            len(list(folder.iterdir())) == 1 and "/solution" not in script and "$0" not in script
-        )
+        alone = len(list(folder.iterdir())) == 1 and not _PLACE.search(script)
+        # As a person would type it.
+        lines = [line for line in script.split("\n") if line and not line.startswith("#")]
+        if alone and len(lines) == 1 and not variables:
+            return lines[0]
         if alone and len(script) < LONGEST_COMMAND // 2:
             words = ["bash", "-c", shlex.quote(script)]
         else:
