@@ -2,8 +2,8 @@
 # are cached in $GEM_CACHE (default ~/.cache/gem-core).
 
 PYTHON ?= python3.11
-# Of Harbor alone.
-PYTHON_3_12 ?= python3.12
+# Of Harbor alone; a python3.12 of pyenv answers only where it is the chosen one.
+PYTHON_3_12 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12) python3.12)
 VENVS := $(PYTHON) packages/gem-cpu/src/gem_cpu/venvs.py build
 DEV := .venvs/dev/bin/python
 VERL := .venvs/verl/bin/python
@@ -217,7 +217,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 .PHONY: learn
 learn: env-dev ## Four cheap learning curves end where the recorded ones did
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
-NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed test-trl-versions \
+NIGHTLY := nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-perturbed test-trl-versions \
   test-trackers \
   conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-skyrl e2e-trl
@@ -232,7 +232,9 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
-	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/box tests/bench tests/eval tests/packages
+	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/bench tests/eval tests/packages
+nightly-harbor: env-dev env-harbor
+	$(DEV) $(PYTEST) -m nightly tests/box
 nightly-trainers: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_audits.py tests/conformance/test_passes.py tests/conformance/test_penalty.py tests/conformance/test_keys.py
 nightly-learn: env-dev

@@ -106,7 +106,7 @@ def test_all_of_it_holds_for_a_user_without_rights() -> None:
     ("test", "reward", "graded"),
     [
         ("echo 0.25 > $V/reward.txt", 0.25, ""),
-        ("echo '{\"reward\": 0.5, \"speed\": 3}' > $V/reward.json; echo 1 > $V/reward.txt", 0.5, ""),
+        ("echo '{\"reward\": 0.5, \"s\": 3}' > $V/reward.json; echo 1 > $V/reward.txt", 0.5, ""),
         ("echo '{\"quality\": 0.75}' > $V/reward.json", 0.75, ""),
         ("echo 2 > $V/reward.json; exit 7", 2.0, ""),
         ("true", 0.0, "wrote no reward"),

@@ -37,7 +37,7 @@ LINK_TO_HOST = (
 
 
 def write_task(folder: Path, image: str, **texts: str) -> Path:
-    """Write a task whose answer is 84; `texts` replaces files, with `__` for `/` and `_` for `.`."""
+    """Write a task whose answer is 84; `texts` are files, with `__` for `/` and `_` for `.`."""
     found = {
         "task.toml": 'schema_version = "1.4"\n[environment]\nnetwork_mode = "no-network"\n',
         "instruction.md": "Write 84 to /app/answer.txt.\n",
