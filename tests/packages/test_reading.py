@@ -15,6 +15,7 @@ READERS = {("json", "loads"), ("json", "load"), ("tomllib", "loads"), ("tomllib"
 HOME = {"gem/json_lines.py": "the one place", "gem/tables.py": "the same for TOML"}
 OWN = {
     "gem/envs/multi/poker_solver.py": "a bundled file",
+    "gem_box/within/messages.py": "what the processes of a box say to each other",
     "gem/envs/reasoning_gym_child.py": "keys that the parent process makes",
     "gem/executors/frames.py": "frames; refused with the connection that sent them",
     "gem/executors/pool.py": "frames of the executor's workers",

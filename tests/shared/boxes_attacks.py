@@ -23,8 +23,8 @@ ATTACKS = {
     "> /dev/null 2>&1 < /dev/null &",
     "forged bash": f"cp /usr/bin/bash /usr/bin/kept && printf '{FORGED}exit 0' > /tmp/b; "
     "chmod 755 /tmp/b; mv /tmp/b /usr/bin/bash",
-    "forged tr": "touch /app/answer.txt; cp /usr/bin/bash /usr/bin/kept && printf '#!/usr/bin/kept\\necho 84' > /tmp/t; "
-    "chmod 755 /tmp/t; mv /tmp/t /usr/bin/tr",
+    "forged tr": "touch /app/answer.txt; cp /usr/bin/bash /usr/bin/kept && "
+    "printf '#!/usr/bin/kept\\necho 84' > /tmp/t; chmod 755 /tmp/t; mv /tmp/t /usr/bin/tr",
     "links": "mkdir -p /tmp/mine; echo 1 > /tmp/mine/reward.txt; rm -rf /logs/verifier; "
     "ln -s /tmp/mine /logs/verifier; ln -s /tmp/mine /tests; "
     "printf '#!/bin/bash\\ntrue' > /tmp/mine/test.sh",
