@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -245,7 +246,31 @@ def test_a_box_ends_with_the_process_that_began_it() -> None:
         descriptors = [os.pidfd_open(pid) for pid in (first, keeper)]
         process.kill()
     for descriptor in descriptors:
-        import select
-
         assert select.select([descriptor], [], [], 60)[0]
         os.close(descriptor)
+
+
+def test_a_forked_process_holds_no_box(box: OverlayBox) -> None:
+    box.run("cd /tmp", 10)
+    assert box._keeper is not None
+    keeper = os.pidfd_open(box._keeper.pid)
+    go, goes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(goes)
+        os.read(go, 1)
+        os._exit(box._keeper is not None)
+    os.close(go)
+    assert said(box.run("pwd", 10)) == "/tmp\n"
+    box.close()
+    assert select.select([keeper], [], [], 0)[0]
+    os.close(goes)
+    os.close(keeper)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_process_alone_has_a_limit_of_memory_also_in_the_background() -> None:
+    box = OverlayBox(limits=Limits(memory_mb=100))
+    box.start()
+    assert said(box.run("ulimit -d; ulimit -u", 10)) == f"{100 << 10}\n{box.limits.processes}\n"
+    box.close()

@@ -22,6 +22,7 @@ from gem_box.cli import main as harbor
 from gem_box.env import HarborEnv, call
 from gem_box.sample import sample_folder
 from gem_box.watching import descendants
+from gem_check import check_env
 
 ROOT = Path(__file__).parents[2]
 
@@ -199,13 +200,14 @@ def test_a_snapshot_plays_the_actions_again(tmp_path: Path) -> None:
     with gem.make(f"harbor:{write_task(tmp_path, 'host')}") as env:
         env.reset(seed=0)
         env.step(call("cd /srv; echo 84 > here"))
+        with pickle.loads(pickle.dumps(env)) as copy:
+            assert "84" in copy.step(call("pwd; cat here"))[0]
         with env.spawn(same_state=True) as child, env.spawn(seed=1) as other:
             assert "84" in child.step(call("cat here"))[0]
             child.step(call("cp here /app/answer.txt"))
             assert child.step(FINISH)[1] == 1.0
             other.reset()
         assert env.step(FINISH)[1] == 0.0
-        assert pickle.loads(pickle.dumps(env)).reset(seed=0)[0]
 
 
 def test_a_closed_environment_leaves_no_process(tmp_path: Path) -> None:
@@ -259,3 +261,17 @@ def test_the_command_says_what_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "3 of 5 tasks run here" in said
     assert f"{bad.name:32} tests/test.sh: it needs the network (apt-get, command 1)" in said
     assert "doing nothing earns 1" in said
+
+
+@pytest.mark.nightly
+def test_the_checker_finds_nothing(tmp_path: Path) -> None:
+    for number in (84, 85):
+        texts = {
+            "instruction_md": f"Write {number} to /app/answer.txt.\n",
+            "solution__solve_sh": f"#!/bin/bash\necho {number} > answer.txt\n",
+            "tests__test_sh": f'#!/bin/bash\n[ "$(cat /app/answer.txt)" = {number} ]\n'
+            "echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+        }
+        write_task(tmp_path / str(number), "host", **texts)
+    report = check_env(f"harbor:{tmp_path}")
+    assert report.passed, str(report)

@@ -161,6 +161,10 @@ BROUGHT = {
         "import gem; gem.make('eval:MATH500', source='sample')",
     ],
     "tau": ["import gem; gem.make('tau:Retail-v2')"],
+    "box": [
+        "import gem; gem.make('harbor:sample')",
+        "from gem.__main__ import main; raise SystemExit(main(['harbor', '--help']))",
+    ],
     "serve": [
         "import gem; gem.make('remote:http://127.0.0.1:9/x')",
         "from gem.executors.named import make_executor; make_executor('remote:http://[::1]:9')",

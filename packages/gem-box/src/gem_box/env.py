@@ -298,7 +298,13 @@ class HarborEnv(Env):
         self.close()
         kept = {name: self.__dict__[name] for name in self._apart if name in self.__dict__}
         self.__dict__.clear()
-        self.__dict__.update(pickle.loads(state) | kept)
+        self.__setstate__(pickle.loads(state) | kept)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_box"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
         self._box = None
         if not self._over:
             actions = self._actions
@@ -315,9 +321,6 @@ class HarborEnv(Env):
             return super().spawn(same_state, seed)
         finally:
             self._over = over
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_box": None, "_over": True}
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):

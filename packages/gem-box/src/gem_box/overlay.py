@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ class OverlayBox:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._forget()
+        _boxes.add(self)
 
     def _forget(self) -> None:
         self._first: socket.socket | None = None
@@ -130,7 +132,12 @@ class OverlayBox:
             "layers": [str(each.resolve()) for each in self.layers],
             "mb": self.limits.disk_mb,
             "files": _FILES,
-            "limits": {"NPROC": self.limits.processes, "CORE": 0},
+            # The box is looked at while a command runs; this holds also for what runs in between.
+            "limits": {
+                "NPROC": self.limits.processes,
+                "DATA": self.limits.memory_mb << 20,
+                "CORE": 0,
+            },
         }
         self._tell_keeper(request)
         if self._hear_keeper().get("map"):
@@ -334,9 +341,21 @@ class OverlayBox:
             self._channel.close()
             self._channel = None
         if self._keeper is not None:
-            with self._keeper as keeper, contextlib.suppress(subprocess.TimeoutExpired):
-                # It ends by itself; killed, it would leave the box to the kernel.
-                keeper.wait(_ANSWER_S)
+            with self._keeper as keeper:
+                try:
+                    keeper.wait(_ANSWER_S)
+                except subprocess.TimeoutExpired:
+                    keeper.kill()
+            self._keeper = None
+
+    def forget(self) -> None:
+        """In a forked process: close its copies of the descriptors; the box is the parent's."""
+        self._leave()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        if self._keeper is not None:
+            self._keeper.returncode = 0
             self._keeper = None
 
     def _leave(self) -> None:
@@ -500,3 +519,14 @@ def _unpack(archive: tarfile.TarFile, target: Path) -> None:
         elif (file := archive.extractfile(member) if member.isfile() else None) is not None:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(file.read())
+
+
+_boxes: weakref.WeakSet[OverlayBox] = weakref.WeakSet()
+
+
+def _forget_boxes() -> None:
+    for box in list(_boxes):
+        box.forget()
+
+
+os.register_at_fork(after_in_child=_forget_boxes)

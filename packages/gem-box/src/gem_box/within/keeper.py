@@ -72,6 +72,7 @@ class _Keeper:
         what is in memory), `mapped` (the caller maps user ids), `limits` of processes.
         """
         self.channel, self.request = channel, request
+        kernel.new_keyring()
         confine.unshare(
             confine.NEWUSER | confine.NEWNS | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
         )

@@ -15,6 +15,8 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _ATTR_READ_ONLY = 7  # read-only, nosuid, nodev
 _MOUNT_SETATTR = 442  # On every machine.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_JOIN_SESSION_KEYRING = 1
 _NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
 _LAST_CAPABILITY = 63
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
@@ -87,6 +89,12 @@ def keep_capabilities(numbers: list[int]) -> None:
     header = struct.pack("Ii", 0x20080522, 0)
     data = struct.pack("6I", low, low, 0, high, high, 0)
     _require(_libc.capset(header, data), "capset")
+
+
+def new_keyring() -> None:
+    """Leave the keys of the caller's session, which belong to its user; raises OSError."""
+    number = _KEYCTL.get(os.uname().machine, -1)
+    _require(_libc.syscall(number, _JOIN_SESSION_KEYRING, None), "keyctl")
 
 
 def no_new_privileges() -> None:
