@@ -147,6 +147,7 @@ def test_commands_have_few_capabilities_and_gain_none(box: OverlayBox) -> None:
         "mknod /tmp/d b 8 0", "touch /usr/x", "echo 1 > /proc/sys/kernel/panic", "hostname x",
         "cat /proc/1/environ", "ls /proc/1/root/", "ls /proc/1/fd", "dmesg",
         "ls /home/*", "ip link add x type dummy", "kill -9 1; kill -0 1 && false",
+        "echo 1000 > /proc/1/oom_score_adj", "kill -STOP 1; false", "cat /proc/1/mem",
     ],
 )  # fmt: skip
 def test_commands_do_not_reach_beyond_the_box(box: OverlayBox, attack: str) -> None:

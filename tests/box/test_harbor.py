@@ -55,6 +55,21 @@ def test_forged_programs_earn_where_the_system_stays_as_it_is(tiny: str, tmp_pat
         assert played(env, ATTACKS["forged tr"])[0] == 1.0
 
 
+def test_auto_keeps_changes_of_the_system_only_where_the_solution_needs_it(
+    tiny: str, tmp_path: Path
+) -> None:
+    write_task(tmp_path / "plain", tiny)
+    test = "#!/bin/bash\ngrep -c '^new:' /etc/passwd > /logs/verifier/reward.txt\n"
+    solve = "#!/bin/bash\necho new:x:1:1::/: >> /etc/passwd\n"
+    write_task(tmp_path / "user", tiny, tests__test_sh=test, solution__solve_sh=solve)
+    for verifier, user in {"pristine": 0.0, "shared": 1.0, "auto": 1.0, None: 0.0}.items():
+        with gem.make(f"harbor:{tmp_path}", **({"verifier": verifier} if verifier else {})) as env:
+            assert (solved(env, 0), solved(env, 1)) == (1.0, user), verifier
+    with gem.make(f"harbor:{tmp_path}?verifier=auto") as env:
+        assert played(env, ATTACKS["forged bash"], idx=0)[0] == 0.0
+        assert [played(env, idx=idx)[1]["verifier"] for idx in (0, 1)] == ["pristine", "shared"]
+
+
 def test_a_link_is_not_read_as_a_reward(tmp_path: Path) -> None:
     test = "#!/bin/bash\nln -s /app/one /logs/verifier/reward.txt\n"
     folder = write_task(tmp_path, "host", tests__test_sh=test)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gem.blame import cause_of
 from gem.errors import ConfigurationError, GemError
-from gem_box.env import HarborEnv
+from gem_box.choosing import PRISTINE, SHARED
+from gem_box.env import earned
 from gem_box.folders import Folder, found, read
 from gem_box.images import HOST, base, imported
 from gem_box.sample import write_sample
@@ -77,15 +78,13 @@ def _played(task: Folder, image: str | None) -> list[str]:
     """Return what is wrong with the task's tests and solution."""
     problems = []
     try:
-        for name, verifier in (("solution", "pristine"), ("solution", "shared")):
-            reward = _return(task, image, verifier, name)
-            if reward >= 1:
-                if verifier == "shared":
-                    problems.append("tests: the solution needs verifier=shared")
-                break
-        else:
+        folder = str(task.path)
+        reward = earned(folder, image, PRISTINE)
+        if reward < 1 <= earned(folder, image, SHARED):
+            problems.append("tests: the solution needs verifier=shared (or auto)")
+        elif reward < 1:
             problems.append(f"tests: the solution earns {reward:g}")
-        reward = _return(task, image, "pristine", "nothing")
+        reward = earned(folder, image, PRISTINE, solves=False)
         if reward > 0:
             problems.append(f"tests: doing nothing earns {reward:g}")
     except NotImplementedError:
@@ -93,15 +92,3 @@ def _played(task: Folder, image: str | None) -> list[str]:
     except GemError as error:
         problems.append(f"{cause_of(error) or 'image'}: {error!s:.300}")
     return problems
-
-
-def _return(task: Folder, image: str | None, verifier: str, policy: str) -> float:
-    with HarborEnv(str(task.path), image=image, verifier=verifier, seed=0) as env:
-        env.reset()
-        ended, total = False, 0.0
-        while not ended:
-            finish = '<tool_call>{"name": "finish"}</tool_call>'
-            action = env.oracle_action() if policy == "solution" else finish
-            _, reward, terminated, truncated, _ = env.step(action)
-            total, ended = total + reward, terminated or truncated
-    return total

@@ -18,6 +18,7 @@ from gem.parameters import choice, flag, integer, optional, positive, text
 from gem.sources import permuted
 from gem.tools.base import JsonCall, clip, json_call, printable
 from gem_box.box import SYSTEM, Ran
+from gem_box.choosing import PRISTINE, SHARED, chosen
 from gem_box.folders import Folder, found, read
 from gem_box.grading import LOGS, Graded, grade, solution
 from gem_box.images import built
@@ -86,7 +87,9 @@ class HarborEnv(Env):
             output_chars: Most characters of a command's output that are shown: head and tail.
             command_s: CPU time of a command in seconds; see `Box.run`.
             verifier: `pristine` puts the folders of the system back to what the image has before
-                the tests run; `shared` does not, for tasks in which the policy changes the system.
+                the tests run; `shared` does not, for tasks in which the policy changes the system;
+                `auto` is `shared` where the task's solution earns 1 only there, which is found out
+                once for each task.
             reward_key: The number of reward.json that is the reward; None: `reward`, or the only
                 one.
             memory_mb: Memory of all processes of a box.
@@ -105,7 +108,7 @@ class HarborEnv(Env):
         self.max_turns = integer("max_turns", max_turns, 1, _LARGEST)
         self.output_chars = integer("output_chars", output_chars, 1, _LARGEST)
         self.command_s = positive("command_s", command_s)
-        self.verifier = choice("verifier", verifier, ("pristine", "shared"))
+        self.verifier = choice("verifier", verifier, (PRISTINE, SHARED, "auto"))
         self.reward_key = optional(text, "reward_key", reward_key)
         limits = {"memory_mb": memory_mb, "disk_mb": disk_mb, "processes": processes}
         self.limits = Limits(cpu_s=self.command_s, **limits)
@@ -147,6 +150,8 @@ class HarborEnv(Env):
         self.close()
         self.index, self.task = index, self.tasks[index]
         self._actions, self._over = [], True
+        with boundary("sandbox"):
+            self._mode = self._chosen()
         environment = self.task.table("environment")
         image = built(self.task, self.image)
         box = image.box(self.limits, self.task.env("environment"), environment.get("workdir"))
@@ -156,6 +161,14 @@ class HarborEnv(Env):
             for name in (*LOGS, box.workdir):
                 box.put(None, name)
         self._over = False
+
+    def _chosen(self) -> str:
+        if self.verifier != "auto":
+            return self.verifier
+        if solution(self.task) is None:
+            return PRISTINE
+        folder, image = str(self.task.path), self.image
+        return chosen(self.task, image, lambda mode: earned(folder, image, mode))
 
     def _walk(self) -> int:
         base, episode = self.episode_key
@@ -233,11 +246,11 @@ class HarborEnv(Env):
         finally:
             self.close()
         info |= {"success": graded.reward >= 1.0, "rewards": graded.rewards}
-        info |= {"graded": graded.reason, "tests": graded.output}
+        info |= {"graded": graded.reason, "tests": graded.output, "verifier": self._mode}
         return "", graded.reward, not truncated, truncated, info
 
     def _graded(self, box: OverlayBox) -> Graded:
-        pristine = SYSTEM if self.verifier == "pristine" else ()
+        pristine = SYSTEM if self._mode == PRISTINE else ()
         return grade(self.task, box, pristine, self.reward_key)
 
     def render(self) -> str:
@@ -331,6 +344,24 @@ def call(command: str) -> str:
     """Return the call of the tool `bash` for a command."""
     value: Mapping[str, Any] = {"name": "bash", "arguments": {"command": command}}
     return f"<tool_call>{json.dumps(value)}</tool_call>"
+
+
+def earned(folder: str, image: str | None, verifier: str, solves: bool = True) -> float:
+    """Return what the solution of a task earns, or a policy that does nothing.
+
+    Raises:
+        NotImplementedError: There is no solution.
+        UnreachableError: The box is gone.
+    """
+    with HarborEnv(folder, image=image, verifier=verifier, seed=0) as env:
+        env.reset()
+        ended, total = False, 0.0
+        while not ended:
+            _, reward, terminated, truncated, _ = env.step(
+                env.oracle_action() if solves else _FINISH
+            )
+            total, ended = total + reward, terminated or truncated
+    return total
 
 
 def _command(call: JsonCall | None) -> tuple[str | None, str | None]:

@@ -103,7 +103,7 @@ def built(task: Folder, image: str | None = None) -> Image:
     if all(step.kind == "env" for step in task.dockerfile.steps):
         return done
     place = cache() / "layers" / _digest(begin, task)
-    with _locked(place):
+    with locked(place):
         if not place.is_dir():
             _build(begin, task, place)
     return Image((place, *begin.layers), begin.host, env, workdir)
@@ -116,7 +116,7 @@ def imported(name: str, archive: Path) -> Path:
         ConfigurationError: It is no tar archive.
     """
     place = cache() / "images" / _file(name)
-    with _locked(place), _fresh(place) as folder, tempfile.TemporaryDirectory() as empty:
+    with locked(place), _fresh(place) as folder, tempfile.TemporaryDirectory() as empty:
         # Read by the box's root, who owns nothing outside of it.
         Path(empty).chmod(0o755)
         box = OverlayBox([Path(empty)], host=False, limits=_BUILD, upper=folder)
@@ -193,7 +193,7 @@ def _fresh(place: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked(place: Path) -> Iterator[None]:
+def locked(place: Path) -> Iterator[None]:
     """Let one process at a time make a folder."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_name(f"{place.name}.lock").open("w") as file:

@@ -1,0 +1,37 @@
+"""`verifier="auto"`: whether a solution passes where the system is put back, found out once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from gem_box.folders import Folder
+from gem_box.images import cache, locked
+
+PRISTINE, SHARED = "pristine", "shared"
+
+
+def chosen(task: Folder, image: str | None, earned: Callable[[str], float]) -> str:
+    """Return `shared` if the task's solution earns 1 only there, else `pristine`.
+
+    The answer is kept in the cache, for the content of the task's folder and the image.
+
+    Args:
+        task: The task.
+        image: As of `HarborEnv`.
+        earned: Returns what the solution earns with `pristine` or `shared`.
+
+    Raises:
+        UnreachableError: A box is gone.
+    """
+    known = hashlib.sha256(f"{image or task.image}\n".encode())
+    for path in sorted(task.path.rglob("*")):
+        if path.is_file():
+            known.update(f"{path.relative_to(task.path)} {path.stat().st_mode}\n".encode())
+            known.update(hashlib.sha256(path.read_bytes()).digest())
+    place = cache() / "verifiers" / known.hexdigest()[:32]
+    with locked(place):
+        if not place.is_file():
+            mode = SHARED if earned(PRISTINE) < 1 <= earned(SHARED) else PRISTINE
+            place.write_text(mode, encoding="utf-8")
+        return place.read_text(encoding="utf-8")
