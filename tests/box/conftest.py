@@ -55,8 +55,15 @@ def box() -> Iterator[OverlayBox]:
 
 
 @pytest.fixture(scope="session")
-def tiny(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A system whose programs a policy can replace, as those of an imported image."""
+def tiny(cache: Path, archive: Path) -> str:
+    """The name of an image whose programs a policy can replace."""
+    imported(TINY, archive)
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small root file system, made of this machine's programs."""
     archive = tmp_path_factory.mktemp("tiny") / "tiny.tar"
     with tarfile.open(archive, "w") as tar:
         for name in ("etc", "usr", "usr/bin", "root", "tmp"):
@@ -84,5 +91,4 @@ def tiny(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
         shell = tarfile.TarInfo("usr/bin/sh")
         shell.type, shell.linkname = tarfile.SYMTYPE, "bash"
         tar.addfile(shell)
-    imported(TINY, archive)
-    return TINY
+    return archive

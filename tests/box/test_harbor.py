@@ -78,7 +78,7 @@ def test_a_link_is_not_read_as_a_reward(tmp_path: Path) -> None:
         assert (reward, info["graded"]) == (0.0, "the tests wrote no reward")
 
 
-def test_all_of_it_holds_for_a_user_without_rights() -> None:
+def test_all_of_it_holds_for_a_user_without_rights(archive: Path) -> None:
     python = shutil.which("python3", path="/usr/bin")
     if os.geteuid() != 0 or python is None or shutil.which("setpriv") is None:
         pytest.skip("needs root, setpriv, and /usr/bin/python3, which other users may run")
@@ -98,6 +98,7 @@ def test_all_of_it_holds_for_a_user_without_rights() -> None:
             "[gem.clients]\nharbor = gem_box.making:make_harbor\n"
         )
         shutil.copy(ROOT / "tests" / "shared" / "boxes_attacks.py", folder)
+        shutil.copy(archive, folder / "tiny.tar")
         subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
         own = folder / "own"
         own.mkdir()
@@ -109,7 +110,7 @@ def test_all_of_it_holds_for_a_user_without_rights() -> None:
         }
         user = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups"]
         done = subprocess.run(
-            [*user, python, str(folder / "boxes_attacks.py"), str(own)],
+            [*user, python, str(folder / "boxes_attacks.py"), str(own), str(folder / "tiny.tar")],
             env=env, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

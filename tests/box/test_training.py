@@ -25,7 +25,7 @@ id = "harbor:{tasks}"
 [env.params]
 max_turns = 3
 [policy]
-model = "small?competent=0.4&episodes=48&careful_steps=120&steps=40&batch=16"
+model = "small?competent=0.5&episodes=48&careful_steps=250&steps=60&batch=16"
 prompt_tokens = 1024
 response_tokens = 512
 turn_tokens = 64

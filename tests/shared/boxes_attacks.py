@@ -12,6 +12,7 @@ from pathlib import Path
 import gem
 from gem.core import Env
 from gem_box.env import call
+from gem_box.images import imported
 
 FINISH = call("").replace('"bash"', '"finish"').replace('{"command": ""}', "{}")
 FORGED = "#!/usr/bin/kept\\nmkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; "
@@ -76,8 +77,12 @@ def solved(env: Env, idx: int = 0) -> float:
 
 
 def main() -> None:
-    """Print, as JSON, what the oracle, nothing and the attacks earn."""
-    folder = write_task(Path(sys.argv[1]) / "task", "host")
+    """Print, as JSON, what the oracle, nothing and the attacks earn.
+
+    Arguments: a folder to write to, and a root file system.
+    """
+    imported("tiny", Path(sys.argv[2]))
+    folder = write_task(Path(sys.argv[1]) / "task", "tiny")
     found: dict[str, list[float]] = {}
     with gem.make("harbor:sample") as env:
         for idx, task in enumerate(env.unwrapped.tasks):  # type: ignore[attr-defined]
