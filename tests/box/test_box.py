@@ -82,7 +82,9 @@ def test_a_command_is_refused_that_no_shell_takes(box: OverlayBox) -> None:
     assert said(box.run("echo " + "y" * 50_000, 10)) == "y" * 50_000 + "\n"
 
 
-@pytest.mark.parametrize("command", ["while :; do :; done", "sleep 1000", "kill -STOP $$"])
+@pytest.mark.parametrize(
+    "command", ["while :; do :; done", "sleep 1000", "kill -STOP $$", "exec 8>&- 9>&-; sleep 1000"]
+)
 def test_a_command_over_its_time_ends_with_the_shell_and_not_the_background(
     box: OverlayBox, command: str
 ) -> None:
@@ -222,7 +224,7 @@ def test_a_restart_ends_all_processes_and_restores_the_system(box: OverlayBox) -
 
 def test_a_box_leaves_no_process_and_one_that_is_killed_is_gone(box: OverlayBox) -> None:
     box.run("sleep 1000 &", 10)
-    pid = box._pid
+    pid = box.link.pid
     inside = [pid, *descendants(pid)]
     assert len(inside) >= 3
     os.kill(pid, signal.SIGKILL)
@@ -239,7 +241,7 @@ def test_a_box_ends_with_the_process_that_began_it() -> None:
     program = (
         "from gem_box import OverlayBox\n"
         "box = OverlayBox(); box.start(); box.run('sleep 1000 &', 10)\n"
-        "print(box._pid, box._keeper.pid, flush=True); input()"
+        "print(box.link.pid, box.link.keeper.pid, flush=True); input()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:  # type: ignore[call-overload]
@@ -253,14 +255,14 @@ def test_a_box_ends_with_the_process_that_began_it() -> None:
 
 def test_a_forked_process_holds_no_box(box: OverlayBox) -> None:
     box.run("cd /tmp", 10)
-    assert box._keeper is not None
-    keeper = os.pidfd_open(box._keeper.pid)
+    assert box._link is not None
+    keeper = os.pidfd_open(box.link.keeper.pid)
     go, goes = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(goes)
         os.read(go, 1)
-        os._exit(box._keeper is not None)
+        os._exit(box._link is not None)
     os.close(go)
     assert said(box.run("pwd", 10)) == "/tmp\n"
     box.close()

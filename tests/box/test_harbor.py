@@ -166,10 +166,10 @@ def test_a_box_that_is_gone_is_a_failure_of_the_sandbox(tmp_path: Path) -> None:
         for action in (call("echo"), FINISH):
             env.reset(seed=0)
             assert env._box is not None
-            os.kill(env._box._pid, signal.SIGKILL)
+            os.kill(env._box.link.pid, signal.SIGKILL)
             if action == FINISH:
-                assert env._box._keeper is not None
-                env._box._keeper.kill()
+                assert env._box._link is not None
+                env._box.link.keeper.kill()
             with pytest.raises(UnreachableError) as caught:
                 env.step(action)
                 env.step(action)

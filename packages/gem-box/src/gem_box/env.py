@@ -22,7 +22,8 @@ from gem_box.choosing import PRISTINE, SHARED, chosen
 from gem_box.folders import Folder, found, read
 from gem_box.grading import LOGS, Graded, grade, solution
 from gem_box.images import built
-from gem_box.overlay import LONGEST_COMMAND, OverlayBox
+from gem_box.overlay import OverlayBox
+from gem_box.shell import LONGEST_COMMAND
 from gem_sandbox import Limits
 
 EnvT = TypeVar("EnvT", bound="HarborEnv")
