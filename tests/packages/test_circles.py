@@ -50,6 +50,7 @@ BELOW: dict[str, set[str]] = {
     "gem_math": {"gem"},
     "gem_serve": {"gem"},
     "gem_tau": {"gem"},
+    "gem_verifiers": {"gem", "gem_serve"},
     **{f"gem_{name}": {"gem", "gem_train"} for name in ("oat", "openrlhf", "rl2", "skyrl")},
     **{f"gem_{name}": {"gem", "gem_train"} for name in ("template", "tinker", "trl", "verl")},
     # The original's functions that grade programs, by their old names.

@@ -17,7 +17,7 @@ PACKAGES = (
     "gem-core", "gem-check", "gem-math", "gem-train", "gem-sandbox", "gem-serve", "gem-tau",
     "gem-bench", "gem-eval", "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-skyrl", "gem-trl",
-    "gem-roll",
+    "gem-roll", "gem-verifiers",
 )  # fmt: skip
 # Packages come over a network.
 pytestmark = pytest.mark.timeout(3600)

@@ -24,7 +24,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
     },
     "tool": {"python": "python"},
     "executor": {"ray": "ray", "remote": "serve"},
-    "client": {"remote": "serve", "openenv": "serve"},
+    "client": {"remote": "serve", "openenv": "serve", "agent": "serve", "verifiers": "verifiers"},
     "command": {
         "check": "check",
         "info": "check",
