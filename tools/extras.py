@@ -88,7 +88,8 @@ def page() -> str:
         "",
         "`gem-core` needs numpy only. An extra brings what some environments, tools, executors and "
         "commands need: `pip install --find-links dist 'gem-core[math]'`. `gem-core[all]` brings "
-        "everything but `verifiers`, whose versions of other packages differ. In a terminal `gem list` marks the environments whose extra is not installed. "
+        "everything but `verifiers`, whose versions of other packages differ. In a terminal "
+        "`gem list` marks the environments whose extra is not installed. "
         "Whatever is asked for without its extra says which one to install.",
         "",
         f"{len(needing[''])} of {len(registry.list_envs())} environments need no extra: "

@@ -1,4 +1,4 @@
-"""An agent program that plays a game of GEM through its chat model, with the seed that it is given."""
+"""An agent program that plays a game of GEM through its chat model, with its seed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class WordData(vf.TaskData):
 class WordTask(vf.Task[WordData]):
     @vf.reward
     async def exact(self, trace: Any) -> float:
-        return float(trace.nodes[-1].message.content.strip() == self.data.answer)
+        return float((trace.nodes[-1].message.content or "").strip() == self.data.answer)
 
 
 class Words(vf.Taskset[WordTask, vf.TasksetConfig]):

@@ -99,7 +99,7 @@ class Conversation:
         content, calls = _calls(text, self.turns) if self._has_tools else (text, [])
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if calls:
-            message |= {"content": content or None, "tool_calls": calls}
+            message["tool_calls"] = calls
         self._shown.append(_plain(message))
         self.turns += 1
         return message, "tool_calls" if calls else "stop"

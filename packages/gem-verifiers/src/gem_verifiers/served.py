@@ -130,8 +130,8 @@ def _seated(config: Mapping[str, Any], seat: str, player: Mapping[str, Any]) -> 
     for role, agent in agent_config_fields(resolved).items():
         if role != seat and (agent.client is None or agent.model is None):
             raise ConfigurationError(
-                f"the role {role!r} has no model of its own: set {role}.client.base_url and "
-                f"{role}.model, since GEM plays and trains {seat!r} only"
+                f"the role {role!r} has no model of its own: set {role}.client.type=eval, "
+                f"{role}.client.base_url and {role}.model; GEM plays and trains {seat!r} only"
             )
     return seat, resolved
 
