@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
-import itertools
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from itertools import islice
 from typing import Any
 
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, GemError
 from gem_serve.inverted import MODEL, shared_url
 
 _START_S = 120.0
@@ -64,7 +64,7 @@ class Served:
                 f"{needing[0]} needs a container: set {self.seat}.runtime.type to one of "
                 "verifiers' other runtimes"
             )
-        self.tasks = list(itertools.islice(iter(self.env.taskset), tasks))
+        self.tasks = _checked(lambda most: list(islice(iter(self.env.taskset), most)), tasks)
         if not self.tasks:
             raise ConfigurationError(f"the taskset {config['taskset']['id']!r} has no tasks")
         self._ready: Future[None] = Future()
@@ -146,7 +146,9 @@ def _checked(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function of verifiers; what it refuses becomes a `ConfigurationError`."""
     try:
         return function(argument)
-    except (ValueError, TypeError, AttributeError, ImportError) as error:
+    except GemError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ImportError, OSError) as error:
         raise ConfigurationError(f"verifiers: {error}") from error
 
 
