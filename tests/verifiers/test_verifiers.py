@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_server import Answer, Stub, said
+from served import serving
 
 import gem
 from gem.blame import cause_of
 from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
 from gem_serve.conversation import AgentProgramError, HistoryError, UnsupportedRequestError
+from gem_serve.offers import Offer
 
 
 def completed(text: str) -> Answer:
@@ -206,3 +210,31 @@ def test_episodes_that_are_given_up_leave_nothing_running() -> None:
             env.reset(seed=seed)
         observation, _ = env.reset(seed=9)
         assert env.step(total(observation))[1] == 1.1
+
+
+def test_a_server_offers_it_to_environments_without_verifiers() -> None:
+    with serving(["verifiers:toy_sums"]) as server, server.remote("verifiers:toy_sums") as env:
+        observation, _ = env.reset(seed=3)
+        assert observation.startswith("Answer with the number.")
+        assert env.step(total(observation))[1:4] == (1.1, True, False)
+        with pytest.raises(ConfigurationError, match="does not offer 'agent:true'"):
+            server.remote("agent:true")
+    with pytest.raises(ConfigurationError, match="cannot be offered with parameters"):
+        Offer(["verifiers:toy_sums?taskset.rows=2"])
+    with pytest.raises(ConfigurationError, match="no environment id matches 'sums:x'"):
+        Offer(["sums:x"])
+
+
+def test_many_episodes_leave_no_descriptors_and_threads() -> None:
+    def used() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    with gem.make("verifiers:toy_sums?taskset.rows=20") as env:
+        counts = []
+        for seed in range(60):
+            observation, _ = env.reset(seed=seed)
+            if seed % 3:
+                env.step(total(observation))  # the others are given up
+            counts.append(used())
+        assert max(f for f, _ in counts[30:]) <= max(f for f, _ in counts[:30])
+        assert max(t for _, t in counts[30:]) <= max(t for _, t in counts[:30])
