@@ -167,7 +167,10 @@ class _Server:
     loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        # By name of the protocol: else asyncio does not turn off the delay of small packets, 40 ms.
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1024)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         config = uvicorn.Config(
             self._answer,
