@@ -29,7 +29,7 @@ TARGETS = set(
     re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 )
 SOURCES = {path.name: path for path in ROOT.glob("packages/*/src/*")}
-OTHERS = {"accelerate", "conda", "export", "git", "inspect", "torchrun", "vllm"}
+OTHERS = {"accelerate", "conda", "export", "git", "inspect", "torchrun", "vf-eval", "vllm"}
 OTHERS |= {"cat", "echo", "printf", "source"}
 """Programs of others, of whose arguments nothing is checked."""
 UNREAD = {"gem_tinker.train", "gem_trl.train", "gem_oat"}

@@ -20,7 +20,9 @@ from gem_serve.conversation import (
     UnsupportedRequestError,
 )
 
-PROGRAM = Path(__file__).parents[1] / "shared" / "agents" / "sums.py"
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "shared" / "agents" / "sums.py"
+EXAMPLES = ROOT / "packages" / "gem-serve" / "examples"
 
 
 def made(how: str = "", **parameters: object) -> gem.Env:
@@ -264,3 +266,17 @@ def test_tools_that_change_are_shown_again_and_unsupported_roles_are_named() -> 
         Conversation().observe({"messages": [{"role": "oracle"}]})
     with pytest.raises(UnsupportedRequestError, match="no messages"):
         Conversation().observe({})
+
+
+@pytest.mark.parametrize("name", ["adder.py", "adder.toml", "speller.py"])
+def test_the_page_shows_the_examples_as_they_are(name: str) -> None:
+    text = (EXAMPLES / name).read_text()
+    shown = text.partition("\n\n")[2] if name.endswith(".py") else text
+    assert shown in (ROOT / "docs" / "bridges.md").read_text()
+
+
+def test_the_adder_of_the_page_plays() -> None:
+    with gem.make(f"agent:{sys.executable} {EXAMPLES / 'adder.py'}") as env:
+        assert env.reset(seed=9)[0] == "2 + 4 = ?"
+        assert env.step("5")[0] == "No. Try again."
+        assert env.step("5")[1:] == (0.0, True, False, {"success": False})
