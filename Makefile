@@ -130,7 +130,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-verifiers test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
+.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-bridges e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-verifiers test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
 docs: env-dev ## Write the pages about environments, public modules and trainers, and the pictures of concepts
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -218,7 +218,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 .PHONY: learn
 learn: env-dev ## Four cheap learning curves end where the recorded ones did
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
-NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed test-trl-versions \
+NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-bridges nightly-perturbed test-trl-versions \
   test-trackers \
   conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-skyrl e2e-trl
@@ -266,6 +266,10 @@ e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and 
 	$(DEV) $(PYTEST) tests/e2e/test_tools.py
 e2e-resume: $(TRAINER_ENVS) ## Reference and real trainers, all of their processes killed, go on from a checkpoint
 	$(DEV) $(PYTEST) tests/e2e/test_resume.py
+e2e-bridges: env-dev env-verifiers ## An agent program and verifiers in the reference and real TRL, audited
+	$(DEV) $(PYTEST) tests/e2e/test_bridges.py -m "not nightly"
+nightly-bridges: env-dev env-verifiers env-verl
+	$(DEV) $(PYTEST) tests/e2e/test_bridges.py -m nightly
 e2e-eval: env-dev env-verl env-rl2 ## gem eval with vLLM's, SGLang's and transformers' own servers
 	$(DEV) $(PYTEST) tests/e2e/test_eval.py
 e2e-openenv: env-dev ## OpenEnv's own client, server and validation against ours
