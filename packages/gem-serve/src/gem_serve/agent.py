@@ -14,14 +14,15 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from gem.contract import refusal, scalars
-from gem.core import Env, Info, Observation, Step, known_options
+from gem.contract import scalars
+from gem.core import Info, Observation, known_options
 from gem.errors import ConfigurationError, DataError, GemError
 from gem.foreign import signal_name
 from gem.json_lines import numbered_lines, parse
 from gem.parameters import optional, positive, text
+from gem_serve.asked import AskedEnv
 from gem_serve.conversation import AgentProgramError
-from gem_serve.inverted import Ended, Session
+from gem_serve.inverted import Session
 
 _TIMEOUT_S = 300.0
 _GRACE_S = 2.0
@@ -29,7 +30,7 @@ _MOST_REWARD_BYTES = 1 << 20
 _MOST_SAID = 2000
 
 
-class AgentEnv(Env):
+class AgentEnv(AskedEnv):
     """A program that talks to a chat model is the environment, and the policy is the model.
 
     Each episode starts the program anew, with these environment variables:
@@ -45,11 +46,7 @@ class AgentEnv(Env):
     with the last step. The episode is void, never one with a reward of 0, if the program ends
     otherwise, writes no finite reward, rewrites the conversation, calls the model in parallel, or
     is silent for too long. A program must therefore bear any reply of the policy.
-
-    There is no `snapshot`: nobody can copy a program that runs.
     """
-
-    replayable = False
 
     def __init__(
         self,
@@ -72,7 +69,7 @@ class AgentEnv(Env):
         Raises:
             ConfigurationError: A value is not allowed, or a file is missing.
         """
-        super().__init__(seed=seed)
+        super().__init__(f"agent:{address}", positive("timeout_s", timeout_s), seed=seed)
         try:
             self._command = shlex.split(text("the command after agent:", address))
         except ValueError as error:
@@ -85,7 +82,6 @@ class AgentEnv(Env):
             raise ConfigurationError(f"cwd must be a folder, got {cwd!r}")
         self._tasks_file = optional(text, "tasks", tasks)
         self._tasks = [{}] if self._tasks_file is None else _read_tasks(Path(self._tasks_file))
-        self._timeout_s = positive("timeout_s", timeout_s)
         self._program: _Program | None = None
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
@@ -102,72 +98,27 @@ class AgentEnv(Env):
         base, episode = self.episode_key
         number = base if episode == 0 else self.rng.getrandbits(31)
         self._program = _Program(self._command, self._cwd, number, self._tasks[row])
-        observed = self._next()
-        if isinstance(observed, Ended):
-            self.close()
-            raise AgentProgramError("the program ended before it asked the policy anything")
-        return observed, {"task": row} if self._tasks_file else {}
-
-    def step(self, action: str) -> Step:
-        """Answer the program, and wait for its next request or its end.
-
-        Raises:
-            ResetNeededError: The episode has not begun or is over.
-            AgentProgramError: The program broke, or does what GEM cannot follow.
-        """
-        program = self._program
-        if program is None or not isinstance(action, str):
-            raise refusal(f"agent:{self._address}", program is None, action)
-        program.session.reply(action)
-        observed = self._next()
-        if not isinstance(observed, Ended):
-            return observed, 0.0, False, False, {}
-        reward, truncated, info = observed.result
-        self.close()
-        return "", reward, not truncated, truncated, info
+        observation = self._first(self._program.session)
+        return observation, {"task": row} if self._tasks_file else {}
 
     def close(self) -> None:
         """End the program, and all that it has started in its process group; safe to repeat."""
+        super().close()
         program, self._program = self._program, None
         if program is not None:
             program.close()
 
-    def snapshot(self) -> bytes:
-        """Raise: a program that runs cannot be copied.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError("a program that runs cannot be copied")
-
-    def spawn(self, same_state: bool = False, seed: int | None = None) -> AgentEnv:
-        """Return a new environment with the same parameters.
-
-        Raises:
-            NotImplementedError: With `same_state`, see `snapshot`.
-        """
-        if same_state:
-            self.snapshot()
-        child = AgentEnv(
-            self._address,
-            cwd=self._cwd,
-            tasks=self._tasks_file,
-            timeout_s=self._timeout_s,
-            seed=seed,
-        )
-        child.spec = self.spec
-        return child
-
-    def _next(self) -> str | Ended:
+    def _outcome(self, result: Any) -> tuple[float, bool, Info]:
         assert self._program is not None
-        try:
-            observed = self._program.session.observe(self._timeout_s)
-            if isinstance(observed, Ended):
-                return Ended(self._program.outcome())
-        except BaseException:
-            self.close()
-            raise
-        return observed
+        return self._program.outcome()
+
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            "address": self._address,
+            "cwd": self._cwd,
+            "tasks": self._tasks_file,
+            "timeout_s": self._timeout_s,
+        }
 
 
 class _Program:

@@ -6,12 +6,12 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from gem.blame import Cause, boundary
-from gem.contract import refusal
-from gem.core import Env, Info, Observation, Step, known_options
+from gem.core import Info, Observation, known_options
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.parameters import integer, optional, positive, text
+from gem_serve.asked import AskedEnv
 from gem_serve.conversation import AgentProgramError
-from gem_serve.inverted import Ended, Session
+from gem_serve.inverted import Session
 from gem_verifiers.served import Served, served
 
 _TIMEOUT_S = 300.0
@@ -19,7 +19,7 @@ _CLOSE_S = 30.0
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
 
 
-class VerifiersEnv(Env):
+class VerifiersEnv(AskedEnv):
     """An environment of verifiers (v1): the policy is the model of one of its agents.
 
     The seed chooses the task. The first observation has the system prompt, the tools and the
@@ -29,10 +29,8 @@ class VerifiersEnv(Env):
 
     An episode is void if verifiers records an error, such as of a judge that is down, or if a wall
     clock ended it; also if the agent rewrites its history, calls the model in parallel or shows
-    images. There is no `snapshot`.
+    images.
     """
-
-    replayable = False
 
     def __init__(
         self,
@@ -65,7 +63,7 @@ class VerifiersEnv(Env):
             ConfigurationError: verifiers refuses a setting, or the environment cannot be played
                 here: several agents without models, a container.
         """
-        super().__init__(seed=seed)
+        super().__init__(f"verifiers:{address}", positive("timeout_s", timeout_s), seed=seed)
         plain = [name for name in settings if "." not in name]
         if plain:
             raise UnknownParameterError(
@@ -73,21 +71,24 @@ class VerifiersEnv(Env):
                 "harness, max_turns, seat, seed, tasks, timeout_s, and verifiers' settings by "
                 "dotted names such as taskset.split"
             )
-        self._address = text("the taskset after verifiers:", address)
+        text("the taskset after verifiers:", address)
         seat = optional(text, "seat", seat)
         config: dict[str, Any] = {"taskset": {"id": address}}
         for name, value in settings.items():
             _put(config, name, value)
-        self._timeout_s = positive("timeout_s", timeout_s)
         chosen = optional(text, "harness", harness)
         turns = optional(integer, "max_turns", max_turns, 1, 10**9)
         most = integer("tasks", tasks, 1, 10**7)
         self._served: Served = served(config, seat or "", most, chosen, turns)
-        self._parameters = {
-            **{"seat": seat, "harness": chosen, "max_turns": turns, "tasks": most},
-            **{"timeout_s": self._timeout_s, **settings},
+        self._given = {
+            "address": address,
+            "seat": seat,
+            "harness": chosen,
+            "max_turns": turns,
+            "tasks": most,
+            "timeout_s": self._timeout_s,
+            **settings,
         }
-        self._session: Session | None = None
         self._episode_of: Future[Any] | None = None
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
@@ -107,7 +108,7 @@ class VerifiersEnv(Env):
         tasks = self._served.tasks
         row = self.rng.randrange(len(tasks))
         row = integer("idx", given.get("idx", row), 0, len(tasks) - 1)
-        session = self._session = Session()
+        session = Session()
 
         def minted(trace: Any) -> None:
             if trace.agent.name == self._served.seat:
@@ -115,71 +116,23 @@ class VerifiersEnv(Env):
 
         self._episode_of = self._served.run(tasks[row], minted)
         self._episode_of.add_done_callback(session.end)
-        observed = self._next()
-        if isinstance(observed, Ended):
-            raise AgentProgramError("the agent ended before it asked the policy anything")
+        observation = self._first(session)
         name = tasks[row].data.name
-        return observed, {"idx": row, **({"name": name} if name else {})}
-
-    def step(self, action: str) -> Step:
-        """Answer the agent, and wait for its next request or the end of the episode.
-
-        Raises:
-            ResetNeededError: The episode has not begun or is over.
-            AgentProgramError: The episode broke; it is void.
-        """
-        session = self._session
-        if session is None or not isinstance(action, str):
-            raise refusal(f"verifiers:{self._address}", session is None, action)
-        session.reply(action)
-        observed = self._next()
-        if not isinstance(observed, Ended):
-            return observed, 0.0, False, False, {}
-        reward, truncated, info = observed.result
-        return "", reward, not truncated, truncated, info
+        return observation, {"idx": row, **({"name": name} if name else {})}
 
     def close(self) -> None:
         """End the episode that runs; the taskset's servers stay for other environments."""
-        session, self._session = self._session, None
+        super().close()
         episode, self._episode_of = self._episode_of, None
-        if session is not None:
-            session.close()
         if episode is not None and not episode.done():
             episode.cancel()
             wait([episode], _CLOSE_S)
 
-    def snapshot(self) -> bytes:
-        """Raise: an episode of verifiers cannot be copied.
+    def _outcome(self, result: Any) -> tuple[float, bool, Info]:
+        return _outcome(result.result(), self._served.seat)
 
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError("an episode of verifiers cannot be copied")
-
-    def spawn(self, same_state: bool = False, seed: int | None = None) -> VerifiersEnv:
-        """Return a new environment with the same parameters.
-
-        Raises:
-            NotImplementedError: With `same_state`, see `snapshot`.
-        """
-        if same_state:
-            self.snapshot()
-        child = VerifiersEnv(self._address, seed=seed, **self._parameters)
-        child.spec = self.spec
-        return child
-
-    def _next(self) -> str | Ended:
-        assert self._session is not None
-        try:
-            observed = self._session.observe(self._timeout_s)
-            if not isinstance(observed, Ended):
-                return observed
-            ended = Ended(_outcome(observed.result.result(), self._served.seat))
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-        return ended
+    def _parameters(self) -> dict[str, Any]:
+        return self._given
 
 
 def _outcome(episode: Any, seat: str) -> tuple[float, bool, Info]:
