@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 import gem
 from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
-from gem.tasks import TaskSet
+from gem.executors.asynchronous import AsyncEnv
+from gem.executors.held import EnvFailedError
+from gem.tasks import Task, TaskSet
 from gem_serve.agent import AgentEnv
 from gem_serve.conversation import (
     AgentProgramError,
@@ -19,6 +24,7 @@ from gem_serve.conversation import (
     HistoryError,
     UnsupportedRequestError,
 )
+from gem_serve.inverted import Session, shared_url
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "shared" / "agents" / "sums.py"
@@ -280,3 +286,74 @@ def test_the_adder_of_the_page_plays() -> None:
         assert env.reset(seed=9)[0] == "2 + 4 = ?"
         assert env.step("5")[0] == "No. Try again."
         assert env.step("5")[1:] == (0.0, True, False, {"success": False})
+
+
+def status(url: str, body: bytes | None = None, **headers: str) -> int:
+    request = urllib.request.Request(url, body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_the_server_refuses_what_is_no_request_of_an_episode() -> None:
+    session = Session()
+    chat = f"{session.url}/chat/completions"
+    assert status(chat, b"{") == 400
+    assert status(chat, b"[]") == 400
+    assert status(chat, b"[" * 100_000) == 400
+    assert status(chat, b"\xff") == 400
+    assert status(chat) == 404  # GET
+    assert status(f"{session.url}/embeddings", b"{}") == 404
+    assert session.refused == ["GET chat/completions", "POST embeddings"]
+    for other in ("v1", "nobody/v1", "", "v1/../v1"):
+        assert status(f"{session.url.rsplit('/', 2)[0]}/{other}/models") == 410
+    wrong = {"Authorization": "Bearer nobody", "X-Session-ID": "nobody"}
+    assert status(f"{shared_url()}/chat/completions", b"{}", **wrong) == 410
+    session.also("me")
+    assert status(f"{shared_url()}/models", **{"X-Session-ID": "me"}) == 200
+    session.close()
+    assert status(f"{shared_url()}/models", **{"X-Session-ID": "me"}) == 410
+    assert status(chat, b"{}") == 410
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": [{}]},
+        {"role": "assistant", "tool_calls": 3},
+        {"role": "user", "content": 3},
+        {"role": "user", "content": [3]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": ["user"]},
+        3,
+    ],
+)
+def test_malformed_messages_are_refused_by_name(message: object) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}, message]}
+    with pytest.raises(UnsupportedRequestError, match="malformed|a message"):
+        Conversation().observe(body)
+
+
+@pytest.mark.parametrize(
+    "further", [{"tools": 3}, {"tools": [3]}, {"stop": 3}, {"response_format": 3}]
+)
+def test_malformed_requests_are_refused_by_name(further: dict[str, object]) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], **further}
+    with pytest.raises(UnsupportedRequestError, match="malformed"):
+        Conversation().observe(body)
+
+
+def test_a_program_that_crashes_gives_a_failure_and_no_reward() -> None:
+    async def played() -> None:
+        env = AsyncEnv(Task(f"agent:{sys.executable} {PROGRAM} crash", 1), 60)
+        try:
+            await env.reset(1)
+            await env.step("2")
+        finally:
+            await env.aclose()
+
+    with pytest.raises(EnvFailedError, match="the board is gone") as error:
+        asyncio.run(played())
+    assert error.value.failure(1).cause == "environment"

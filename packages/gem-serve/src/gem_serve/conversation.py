@@ -63,14 +63,17 @@ class Conversation:
             UnsupportedRequestError: It asks for several replies, log-probabilities, or shows what
                 is no text.
         """
-        messages = _checked(request)
-        seen = len(self._shown)
         try:
-            told = [_plain(message) for message in messages]
+            return self._observe(request)
         except (KeyError, TypeError, AttributeError) as error:
             raise UnsupportedRequestError(
-                f"a message of the request is malformed ({type(error).__name__}: {error})"
+                f"the program's request is malformed ({type(error).__name__}: {error})"
             ) from None
+
+    def _observe(self, request: Mapping[str, Any]) -> str:
+        messages = _checked(request)
+        told = [_plain(message) for message in messages]
+        seen = len(self._shown)
         if told[:seen] != self._shown or (self.turns and len(told) == seen):
             raise HistoryError(_difference(self._shown, told, self.turns))
         fresh = messages[seen:]
@@ -81,7 +84,7 @@ class Conversation:
         self._shown = told
         self._has_tools = bool(request.get("tools")) and request.get("tool_choice") != "none"
         stop = request.get("stop") or []
-        self._stops = [stop] if isinstance(stop, str) else list(stop)
+        self._stops = [each for each in ([stop] if isinstance(stop, str) else stop) if each]
         surroundings, before = _surroundings(request, self._has_tools), self._surroundings
         self._surroundings = surroundings
         parts = [surroundings] if surroundings != before else []
@@ -94,7 +97,7 @@ class Conversation:
         valid JSON stays text. The text ends before the first of the program's stop strings.
         """
         text = action
-        for stop in filter(None, self._stops):
+        for stop in self._stops:
             text = text.partition(stop)[0]
         content, calls = _calls(text, self.turns) if self._has_tools else (text, [])
         message: dict[str, Any] = {"role": "assistant", "content": content}
