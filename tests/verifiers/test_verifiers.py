@@ -156,7 +156,7 @@ def test_of_several_agents_the_policy_plays_one_and_others_have_models(server: S
 def test_what_a_harness_should_not_do_is_void_and_named(
     how: str, error: type[Exception], told: str
 ) -> None:
-    with gem.make("verifiers:toy_harness", harness=None, **{"taskset.how": how}) as env:
+    with gem.make("verifiers:toy_harness", harness="own", **{"taskset.how": how}) as env:
         with pytest.raises(error, match=told):
             env.reset(seed=0)
             env.step("a")
@@ -168,7 +168,7 @@ def test_what_a_harness_should_not_do_is_void_and_named(
 
 @pytest.mark.parametrize(("how", "turns"), [("stream", 1), ("twice", 2)])
 def test_a_harness_of_a_taskset_is_played(how: str, turns: int) -> None:
-    with gem.make("verifiers:toy_harness", harness=None, **{"taskset.how": how}) as env:
+    with gem.make("verifiers:toy_harness", harness="own", **{"taskset.how": how}) as env:
         assert env.reset(seed=0)[0] == "one"
         steps = [env.step("a") for _ in range(turns)]
         assert [step[2] for step in steps] == [False] * (turns - 1) + [True]
@@ -190,6 +190,7 @@ def test_images_are_refused_by_name() -> None:
         ("verifiers:toy_sums?taskset.rows=no", ConfigurationError, "rows"),
         ("verifiers:toy_sums?taskset.rows=0", ConfigurationError, "has no tasks"),
         ("verifiers:toy_sums?harness=no_such", ConfigurationError, "no_such"),
+        ("verifiers:toy_sums?harness=null", ConfigurationError, "harness must be a name"),
         ("verifiers:toy_sums?max_turns=0", ConfigurationError, "max_turns"),
         ("verifiers:toy_sums?taskset.id.x=1", ConfigurationError, "contradicts"),
         ("verifiers:toy_boxed", ConfigurationError, "BoxedTask needs a container"),

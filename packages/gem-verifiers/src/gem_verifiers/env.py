@@ -37,7 +37,7 @@ class VerifiersEnv(AskedEnv):
         address: str,
         *,
         seat: str | None = None,
-        harness: str | None = "gem_env",
+        harness: str = "gem_env",
         max_turns: int | None = None,
         tasks: int = 1000,
         timeout_s: float = _TIMEOUT_S,
@@ -49,8 +49,8 @@ class VerifiersEnv(AskedEnv):
         Args:
             address: The taskset's id: an importable module, as for `vf-eval`.
             seat: The agent that the policy plays; only where there are several.
-            harness: Program of that agent; `gem_env` is a chat loop in this process. None for the
-                taskset's own.
+            harness: Program of that agent: `gem_env`, a chat loop in this process; `own`, the
+                taskset's; or another one that verifiers knows.
             max_turns: Most replies of the policy, None for no limit.
             tasks: Most tasks to read; a taskset may be endless.
             timeout_s: Longest time, in seconds, in which the agent neither asks nor ends.
@@ -76,7 +76,7 @@ class VerifiersEnv(AskedEnv):
         config: dict[str, Any] = {"taskset": {"id": address}}
         for name, value in settings.items():
             _put(config, name, value)
-        chosen = optional(text, "harness", harness)
+        chosen = text("harness", harness)
         turns = optional(integer, "max_turns", max_turns, 1, 10**9)
         most = integer("tasks", tasks, 1, 10**7)
         self._served: Served = served(config, seat or "", most, chosen, turns)

@@ -37,7 +37,7 @@ class Served:
         config: Mapping[str, Any],
         seat: str,
         tasks: int,
-        harness: str | None,
+        harness: str,
         max_turns: int | None,
     ) -> None:
         """Load the environment and start its servers.
@@ -46,13 +46,13 @@ class Served:
             config: Of verifiers' `EnvConfig`.
             seat: The role that the policy plays; empty for the only one.
             tasks: Most tasks to read.
-            harness: Program of that role; None for the taskset's own.
+            harness: Program of that role; `own` for the taskset's.
             max_turns: Most replies of that role.
 
         Raises:
             ConfigurationError: verifiers refuses the configuration, or it cannot be played here.
         """
-        player = {"harness": {"id": harness}} if harness else {}
+        player = {"harness": {"id": harness}} if harness != "own" else {}
         self.seat, resolved = _seated(config, seat, {**player, "max_turns": max_turns})
         self.env = _checked(load_environment, resolved)
         harness, task = self.env._harnesses[self.seat], type(self.env.taskset).task_type()
