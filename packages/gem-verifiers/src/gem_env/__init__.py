@@ -8,7 +8,6 @@ the turns, and each turn's reward in `info["turn_rewards"]`.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ import gem
 from gem.contract import check_reset, check_step, succeeded
 from gem.core import Observation
 from gem.errors import ConfigurationError
+from gem.json_lines import parse
 from gem_verifiers.harness import GemChat
 
 __all__ = ["GemChat", "GemEnv", "GemTaskset"]
@@ -118,7 +118,7 @@ async def _play(env: gem.Env, seed: int, talk: Any) -> None:
 
 
 def _make(data: GemConfig | GemData) -> gem.Env:
-    parameters = json.loads(data.parameters)
+    parameters = parse(data.parameters, "parameters", ConfigurationError)
     if not isinstance(parameters, dict):
         raise ConfigurationError(f"parameters must be a JSON object, got {data.parameters!r}")
     return gem.make(data.env_id, tools=data.tools, **parameters)

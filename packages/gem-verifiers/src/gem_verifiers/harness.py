@@ -19,6 +19,7 @@ from verifiers.v1.harness import Harness
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
+from gem.fetching import is_local
 from gem.tools.base import read_arguments
 
 
@@ -60,7 +61,7 @@ class GemChat(Harness[GemChatConfig]):
             tools, dispatch, servers = await connect_mcp(config, stack)
             offered = {"tools": tools} if tools else {}
             while True:
-                answer = await _client().post(
+                answer = await _client(is_local(endpoint)).post(
                     f"{endpoint}/chat/completions",
                     headers={"authorization": f"Bearer {secret}"},
                     json={"model": ctx.model, "messages": messages, **offered},
@@ -88,14 +89,14 @@ async def _result(call: dict[str, str], servers: Any, dispatch: Any) -> Any:
 
 
 # Making a client takes tens of milliseconds; a client belongs to one loop.
-_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
+_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, httpx.AsyncClient]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _client() -> httpx.AsyncClient:
-    loop = asyncio.get_running_loop()
-    if loop not in _clients:
-        # The endpoint is verifiers' own server on this machine.
-        _clients[loop] = httpx.AsyncClient(timeout=None, trust_env=False, verify=False)
-    return _clients[loop]
+def _client(local: bool) -> httpx.AsyncClient:
+    """Return the running loop's client; one for servers of this machine uses no proxies."""
+    clients = _clients.setdefault(asyncio.get_running_loop(), {})
+    if local not in clients:
+        clients[local] = httpx.AsyncClient(timeout=None, trust_env=not local)
+    return clients[local]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import copy
 import functools
 import json
 import os
@@ -138,8 +139,7 @@ def _seated(config: Mapping[str, Any], seat: str, player: Mapping[str, Any]) -> 
 
 def _copied(config: Mapping[str, Any]) -> dict[str, Any]:
     # verifiers writes into what it is given.
-    copied: dict[str, Any] = json.loads(json.dumps(config))
-    return copied
+    return copy.deepcopy(dict(config))
 
 
 def _checked(function: Callable[[Any], Any], argument: Any) -> Any:
