@@ -14,6 +14,7 @@ RL2 := .venvs/rl2/bin/python
 ROLL := .venvs/roll/bin/python
 SKYRL := .venvs/skyrl/bin/python
 INSPECT := .venvs/inspect/bin/python
+VERIFIERS := .venvs/verifiers/bin/python
 TRACKERS := .venvs/trackers/bin/python
 SITE := .venvs/site/bin/python
 BENCH := $(DEV) -m gem_bench
@@ -36,7 +37,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-skyrl env-inspect env-trackers env-site env-harbor
+.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-skyrl env-inspect env-verifiers env-trackers env-site env-harbor
 env-core: ## A small environment without torch, for work on gem-core: .venvs/core/bin/python -m pytest tests/core
 	@$(VENVS) core
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
@@ -59,6 +60,8 @@ env-skyrl: ## Environment with real SkyRL and vLLM, both for CPU
 	@$(VENVS) skyrl
 env-inspect: ## Environment with inspect-ai, for gem-eval's bridge
 	@$(VENVS) inspect
+env-verifiers: ## Environment with verifiers and an agent program of others, for gem-verifiers and agent:
+	@$(VENVS) verifiers
 env-site: ## Environment for the documentation's site and notebooks; no torch (70 s, 0.2 GB)
 	@$(VENVS) site
 env-harbor: ## Environment with Harbor, whose verdicts on task folders are compared with ours (Python 3.12)
@@ -131,7 +134,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
+.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-bridges e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-verifiers test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
 docs: env-dev ## Write the pages about environments, public modules and trainers, and the pictures of concepts
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -155,7 +158,7 @@ lint: env-dev ## Style and formatting
 	$(DEV) -m ruff check .
 	$(DEV) -m ruff format --check .
 types: env-dev ## Static types of all packages
-	$(DEV) -m mypy packages/gem-core/src packages/gem-check/src packages/gem-math/src packages/gem-train/src packages/gem-sandbox/src packages/gem-serve/src packages/gem-tau/src packages/gem-box/src \
+	$(DEV) -m mypy packages/gem-core/src packages/gem-check/src packages/gem-math/src packages/gem-train/src packages/gem-sandbox/src packages/gem-serve/src packages/gem-tau/src packages/gem-box/src packages/gem-verifiers/src \
 	  packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
 	  packages/gem-trl/src packages/gem-roll/src packages/gem-skyrl/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
@@ -167,7 +170,7 @@ check: env-dev lint types ## Style, types, and the tests that your change can br
 	  $(DEV) $(PYTEST) --timeout 1200 -n 2 --dist worksteal -m "not slow and not nightly" $$tests; \
 	else echo "no test can see what is changed"; fi
 TESTS := test-dev test-trl test-site
-ALL_TESTS := $(TESTS) test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-skyrl test-inspect
+ALL_TESTS := $(TESTS) test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-skyrl test-inspect test-verifiers
 test: ## Unit, property and installation tests, of TRL conformance L0
 	@$(MAKE) --no-print-directory --keep-going $(TESTS)
 test-all: ## The same of all trainers
@@ -211,13 +214,15 @@ test-trackers: env-trackers
 	$(TRACKERS) $(PYTEST) --timeout 1200 tests/bench/test_trackers.py
 test-inspect: env-inspect
 	$(INSPECT) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/inspect
+test-verifiers: env-verifiers
+	$(VERIFIERS) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/verifiers
 # GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) $(PYTEST) -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
 .PHONY: learn
 learn: env-dev ## Four cheap learning curves end where the recorded ones did
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
-NIGHTLY := nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-perturbed test-trl-versions \
+NIGHTLY := nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-bridges nightly-perturbed test-trl-versions \
   test-trackers \
   conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-skyrl e2e-trl
@@ -267,6 +272,10 @@ e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and 
 	$(DEV) $(PYTEST) tests/e2e/test_tools.py
 e2e-resume: $(TRAINER_ENVS) ## Reference and real trainers, all of their processes killed, go on from a checkpoint
 	$(DEV) $(PYTEST) tests/e2e/test_resume.py
+e2e-bridges: env-dev env-verifiers ## An agent program and verifiers in the reference and real TRL, audited
+	$(DEV) $(PYTEST) tests/e2e/test_bridges.py -m "not nightly"
+nightly-bridges: env-dev env-verifiers env-verl
+	$(DEV) $(PYTEST) tests/e2e/test_bridges.py -m nightly
 e2e-eval: env-dev env-verl env-rl2 ## gem eval with vLLM's, SGLang's and transformers' own servers
 	$(DEV) $(PYTEST) tests/e2e/test_eval.py
 e2e-openenv: env-dev ## OpenEnv's own client, server and validation against ours

@@ -37,12 +37,13 @@ ABOUT = {
     "reasoning-gym": "all generators of reasoning-gym",
     "python": "programs in a sandbox, programming tasks, the tool `python`",
     "docker": "the sandbox runner `docker`",
-    "serve": "environments on a server, `remote:` and `openenv:` clients",
+    "serve": "environments on a server, `remote:` and `openenv:` clients, `agent:` programs",
     "ray": "environments on a Ray cluster",
     "tau": "TAU-bench: customer service with tools and a user",
     "box": "terminal tasks in Harbor's folders, `harbor:`, `gem harbor`",
     "train": "what trainers' adapters share, `gem replay`",
     "eval": "`gem eval`: any model in any environment",
+    "verifiers": "`verifiers:`, environments of verifiers, and GEM's in `vf-eval`; not in `all`",
     "all": "all of these",
 }
 
@@ -88,7 +89,8 @@ def page() -> str:
         "",
         "`gem-core` needs numpy only. An extra brings what some environments, tools, executors and "
         "commands need: `pip install --find-links dist 'gem-core[math]'`. `gem-core[all]` brings "
-        "everything. In a terminal `gem list` marks the environments whose extra is not installed. "
+        "everything but `verifiers`, whose versions of other packages differ. In a terminal "
+        "`gem list` marks the environments whose extra is not installed. "
         "Whatever is asked for without its extra says which one to install.",
         "",
         f"{len(needing[''])} of {len(registry.list_envs())} environments need no extra: "

@@ -19,7 +19,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SHARED = ("tests/shared", "tests/conformance", "tools")
 """Folders whose modules tests import by their bare names, as `pythonpath` of pytest says."""
-HEAVY = ("verl", "openrlhf", "oat", "rl2", "skyrl", "tinker", "inspect", "site", "e2e", "learn")
+HEAVY = (
+    "verl",
+    "openrlhf",
+    "oat",
+    "rl2",
+    "skyrl",
+    "tinker",
+    "inspect",
+    "verifiers",
+    "site",
+    "e2e",
+    "learn",
+)
 """Folders of tests that need another environment than the development's, or minutes."""
 APART = {
     "Makefile": "tests/packages/test_makefile.py",

@@ -17,6 +17,7 @@ from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import (
     ConfigurationError,
     ContractError,
+    MissingExtraError,
     ResetNeededError,
     UnknownEnvError,
     UnknownParameterError,
@@ -339,3 +340,10 @@ def test_rewards_are_scaled_and_success_is_not() -> None:
     assert 0 < won < 20
     with pytest.raises(ConfigurationError, match="factor must be .*got 0"):
         gem.make(GUESS, wrappers=[{"name": "scale_reward", "factor": 0}])
+
+
+def test_an_id_whose_package_is_not_installed_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [])
+    for id, extra in (("agent:x", "serve"), ("verifiers:x?y=1", "verifiers")):
+        with pytest.raises(MissingExtraError, match=rf"gem-core\[{extra}\]"):
+            gem.make(id)

@@ -18,7 +18,7 @@ PACKAGES = (
     "gem-box",
     "gem-bench", "gem-eval", "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-skyrl", "gem-trl",
-    "gem-roll",
+    "gem-roll", "gem-verifiers",
 )  # fmt: skip
 # Packages come over a network.
 pytestmark = pytest.mark.timeout(3600)

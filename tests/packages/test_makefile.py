@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TRAINERS = ("verl", "openrlhf", "oat", "tinker", "rl2", "skyrl", "inspect")
+TRAINERS = ("verl", "openrlhf", "oat", "tinker", "rl2", "skyrl", "inspect", "verifiers")
 
 
 @pytest.mark.parametrize("target", ["test", "test-all"])

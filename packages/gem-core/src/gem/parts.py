@@ -24,7 +24,13 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
     },
     "tool": {"python": "python"},
     "executor": {"ray": "ray", "remote": "serve"},
-    "client": {"remote": "serve", "openenv": "serve", "harbor": "box"},
+    "client": {
+        "remote": "serve",
+        "openenv": "serve",
+        "agent": "serve",
+        "verifiers": "verifiers",
+        "harbor": "box",
+    },
     "command": {
         "check": "check",
         "info": "check",

@@ -18,12 +18,14 @@ from typing import Any
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, MissingExtraError, UnknownEnvError
 from gem.parts import missing
+from gem.tables import query_values
 
 ENTRY_POINT_GROUP = "gem.envs"
 
 
 CLIENTS = "gem.clients"
-"""Entry-point group of environments whose id is a name, a colon and a server's address."""
+"""Entry-point group of environments whose id is a name, a colon and the address of what plays the
+environment: a server, a command, a module."""
 
 _registry: dict[str, EnvSpec] = {}
 _registered_by_hand: set[str] = set()
@@ -77,7 +79,8 @@ def spec(id: str | Mapping[str, Any]) -> EnvSpec:
     """Return the spec of an id, or the one that `EnvSpec.to_dict` wrote.
 
     The environment of `remote:http://host:port/<id>`, on a server of `python -m gem serve`, and
-    that of `openenv:http://host:port`, of any OpenEnv server, need no registration.
+    that of `openenv:http://host:port`, of any OpenEnv server, need no registration. Neither do
+    `agent:<command>?<parameter>=<value>` and `verifiers:<name>?<parameter>=<value>`.
 
     Raises:
         ConfigurationError: A mapping is not what `EnvSpec.to_dict` writes.
@@ -94,7 +97,12 @@ def spec(id: str | Mapping[str, Any]) -> EnvSpec:
         return _registry[id]
     prefix, _, address = id.partition(":")
     for entry in entry_points(group=CLIENTS, name=prefix):
-        return EnvSpec(id, entry.value, {"address": address})
+        # A web address has a query of its own.
+        name, _, query = (address, "", "") if "://" in address else address.partition("?")
+        parameters = query_values(query, f"environment id {id!r}")
+        if "address" in parameters:
+            raise ConfigurationError(f"environment id {id!r}: the address stands before the '?'")
+        return EnvSpec(f"{prefix}:{name}", entry.value, {"address": name, **parameters})
     if said := missing("client", prefix) or missing("environment", id, list(_registry)):
         raise MissingExtraError(said)
     raise UnknownEnvError(_unknown_message(id))

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from gem.errors import ConfigurationError, DataError
 from gem.json_lines import parse
@@ -139,6 +140,28 @@ def json_or_text(text: str) -> Any:
         return parse(text, "the value")
     except DataError:
         return text
+
+
+def query_values(query: str, what: str) -> dict[str, Any]:
+    """Return the values of `key=value&...`; what is valid JSON (`4`, `true`) is parsed as JSON.
+
+    Args:
+        query: Percent-encoded where needed; may be empty.
+        what: What it is of, for the message.
+
+    Raises:
+        ConfigurationError: It is malformed, or a key is repeated.
+    """
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError as error:
+        raise ConfigurationError(f"{what}: {error}") from None
+    values: dict[str, Any] = {}
+    for key, text in pairs:
+        if key in values:
+            raise ConfigurationError(f"{what} names {key!r} twice")
+        values[key] = json_or_text(text)
+    return values
 
 
 def parse_toml(text: str | bytes, place: str) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 from gem.core import Env
 from gem.errors import ConfigurationError
 from gem.making import make
-from gem.tables import json_or_text
+from gem.tables import json_or_text, query_values
 
 URI_SCHEME = "gem:"
 
@@ -100,15 +100,7 @@ class TaskSet(TaskSequence):
                 f"got {uri!r}"
             )
         env_id, _, query = uri[len(URI_SCHEME) :].partition("?")
-        try:
-            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-        except ValueError as error:
-            raise ConfigurationError(f"task URI {uri!r}: {error}") from None
-        values: dict[str, Any] = {}
-        for key, text in pairs:
-            if key in values:
-                raise ConfigurationError(f"task URI {uri!r} names {key!r} twice")
-            values[key] = json_or_text(text)
+        values = query_values(query, f"task URI {uri!r}")
         numbers = {"n": values.pop("n", 1), "seed": values.pop("seed", 0)}
         for key, value in numbers.items():
             if type(value) is not int:

@@ -87,6 +87,8 @@ SPECS = {
     "openrlhf": Spec((*CORE, "gem-openrlhf", "gem-trl", "gem-cpu"), ((3, 11),)),
     # inspect-ai wants newer versions than trainers do of what they have in common.
     "inspect": Spec((*CORE, "gem-bench", "gem-eval", "gem-cpu"), ((3, 11),)),
+    # verifiers wants an older openai than the development environment has.
+    "verifiers": Spec((*CORE, "gem-verifiers"), ((3, 11),)),
     # Nobody wants all four, and together they are a gigabyte; `dev` has TensorBoard.
     "trackers": Spec(("gem-core", "gem-train", "gem-bench"), ((3, 11),)),
     # What builds and checks the files of a release.

@@ -8,6 +8,9 @@
 - `app`: the routes, of Starlette; `cli` runs it (`python -m gem serve`).
 - `connection`: a client's WebSocket; `remote` and `openenv` are environments on it, made by
   `gem.make` from `remote:http://...` and `openenv:http://...`.
+- `inverted`: a local chat server whose model is GEM's policy; `conversation`: its requests as
+  observations. `agent` makes an environment of any program that talks to it (`agent:<command>`);
+  `asked` is what such environments have in common.
 
 Third-party packages (extra `serve`) are imported where a server or a connection is made.
 """

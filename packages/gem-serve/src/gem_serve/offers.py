@@ -50,19 +50,20 @@ class Offer:
         """Choose the ids.
 
         Args:
-            patterns: Ids, with `*` and `?`; none: all registered ones.
+            patterns: Ids, with `*` and `?`; none: all registered ones. One that is not registered,
+                such as `verifiers:NAME`, is offered if it is named.
             parameters: Whether clients set parameters of environments and tools. These can name
                 files, programs and addresses.
             tools: Tools that clients may add to an environment.
 
         Raises:
-            ConfigurationError: A pattern matches no id.
+            ConfigurationError: A pattern matches no id, or one with parameters.
         """
         known = list_envs()
         matched = {pattern: [i for i in known if fnmatchcase(i, pattern)] for pattern in patterns}
         for pattern, ids in matched.items():
             if not ids:
-                raise ConfigurationError(f"no environment id matches {pattern!r}")
+                ids += _played_elsewhere(pattern)
         chosen = set().union(*matched.values()) if patterns else set(known)
         self.ids = tuple(sorted(chosen))
         self.parameters = parameters
@@ -99,6 +100,21 @@ class Offer:
             if wanted not in self.tools:
                 has = ", ".join(self.tools) or "none"
                 raise refused(f"this server adds no tool {wanted!r} (--tools); it has {has}")
+
+
+def _played_elsewhere(id: str) -> list[str]:
+    """Return an id that is not registered and needs not be, such as `verifiers:NAME`.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    try:
+        found = spec(id)
+    except UnknownEnvError:
+        raise ConfigurationError(f"no environment id matches {id!r}") from None
+    if found.id != id:
+        raise ConfigurationError(f"{id!r} cannot be offered with parameters (--allow-parameters)")
+    return [id]
 
 
 class Refusal(Exception):  # noqa: N818
