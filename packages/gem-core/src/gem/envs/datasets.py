@@ -55,6 +55,8 @@ class SingleTurnEnv(Env):
     """
 
     index: int
+    partial_credit: bool = False
+    """Whether an answer that meets a part of what is asked for earns a part of the reward."""
 
     def __init__(
         self,
