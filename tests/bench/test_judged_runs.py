@@ -26,7 +26,7 @@ from gem_train.resuming import check_same
 pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
 
-from gem_bench import reference  # noqa: E402
+from gem_bench import reference
 
 ID = "test:Judged-v0"
 TIMINGS = {"time_s", "rollout_s", "update_s", "tokens_per_s"}

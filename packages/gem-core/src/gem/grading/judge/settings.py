@@ -74,7 +74,7 @@ class JudgeSettings:
     budget_calls: int = setting(
         "requests to the judge in a run; a run that has used them up ends", 200_000, least=1
     )
-    parallel: int = setting("most requests at a time, of each process", 32, least=1, most=1024)
+    parallel: int = setting("most requests at a time, of each process", 128, least=1, most=1024)
     api_key_env: str = setting(
         "environment variable that holds the server's key, if it needs one", "OPENAI_API_KEY"
     )
