@@ -187,9 +187,7 @@ class Judge:
         """
         with boundary("grader"):
             listed = self._server.models()
-            if self.settings.model in listed:
-                self._server.model = self.settings.model
-            elif self.settings.asked not in listed:
+            if self.settings.asked not in listed:
                 raise JudgeError(
                     f"judge {self.name!r}: {self.settings.url} has no model "
                     f"{self.settings.asked!r}; it lists {', '.join(listed):.300}"
@@ -410,17 +408,17 @@ class Judge:
             )
 
 
-_PLAIN_QUESTION = "What is 2 + 2?\n- It says that the sum is 4."
-CANARIES: tuple[tuple[Item, str], ...] = tuple(
-    (Item(_PLAIN_QUESTION, answer, reference, criteria, other), wanted)
-    for reference, criteria, other, wanteds in (
-        ("4", (), None, ("yes", "no")),
-        (None, (Criterion("sum", "It says that the sum is 4."),), None, ("yes", "no")),
-        (None, (), "3", ("better", "same")),
-    )
-    for answer, wanted in zip(("4", "5"), wanteds, strict=True)
+_PLAIN = "What is 2 + 2?\n- It says that the sum is 4."
+_SUM = (Criterion("sum", "It says that the sum is 4."),)
+CANARIES = (
+    (Item(_PLAIN, "4", "4"), "yes"),
+    (Item(_PLAIN, "5", "4"), "no"),
+    (Item(_PLAIN, "4", criteria=_SUM), "yes"),
+    (Item(_PLAIN, "5", criteria=_SUM), "no"),
+    (Item(_PLAIN, "4", other="5"), "better"),
+    (Item(_PLAIN, "5", other="4"), "worse"),
 )
-"""Items whose verdict is plain, of every kind."""
+"""Items of every kind whose verdict is plain, with the verdict."""
 
 
 def reason_of(item: Item, decided: Mapping[str, str], score: float) -> str:
