@@ -14,6 +14,7 @@ from chat_server import Answer, Stub
 from gem.__main__ import main
 from gem.errors import ConfigurationError, JudgeError
 from gem.grading.judge import Item, Judge
+from gem.grading.judge.asking import UncheckedJudge
 from gem.grading.judge.calibration import agreement, kappa, misled, padded, read_labelled
 
 
@@ -36,8 +37,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return made
 
 
-def judge(stub: Stub, **changed: Any) -> Judge:
-    return Judge(judges.settings(stub, timeout_s=20.0, **changed), "main", unchecked=True)
+def judge(stub: Stub, **changed: Any) -> UncheckedJudge:
+    return UncheckedJudge(judges.settings(stub, timeout_s=20.0, **changed), "main")
 
 
 def test_kappa_is_that_of_a_worked_example() -> None:

@@ -5,7 +5,7 @@ with its numbers replaced. Such an answer may be right by chance. Not counted ag
 environment are therefore items whose recorded answer equals the guess, and all items of one
 recorded answer (the best paid), of which the guess may be another spelling.
 
-Where answers are graded in parts (`partial_credit`), a guess must not win; what it earns is not
+Where answers are graded in parts (`graded_in_parts`), a guess must not win; what it earns is not
 looked at.
 
 Where an item has many right answers, a constant can be one of them. What such a constant wins is
@@ -98,7 +98,7 @@ def _earned(
         Mean and standard error by kind of answer, number of kinds, number of items.
     """
     env = subject.factory()
-    parts = getattr(env.unwrapped, "partial_credit", False)
+    parts = getattr(env.unwrapped, "graded_in_parts", False)
     items = [_item(env, seed) for seed in range(count)]
     paid: dict[str, list[tuple[str | None, float]]] = defaultdict(list)
     began = time.perf_counter()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gem.errors import RecordError
-from gem.grading.judge.judging import Judge
+from gem.grading.judge.asking import UncheckedJudge
 from gem.grading.judge.named import FILE, VARIABLE
 from gem_train.experiment.runspec import RunSpec
 
@@ -76,7 +76,7 @@ def check_judges(spec: RunSpec) -> None:
     for name, settings in spec.judge.items():
         if settings.cache_only:
             continue
-        judge = Judge(replace(settings, cache=None), name, unchecked=True)
+        judge = UncheckedJudge(replace(settings, cache=None), name)
         try:
             judge.check()
         finally:

@@ -55,7 +55,7 @@ class SingleTurnEnv(Env):
     """
 
     index: int
-    partial_credit: bool = False
+    graded_in_parts: bool = False
     """Whether an answer that meets a part of what is asked for earns a part of the reward."""
 
     def __init__(

@@ -166,7 +166,7 @@ class Letter:
 class LetterEnv(JudgedEnv):
     """A letter to reply to; a reply that copies a criterion earns nothing and is not judged."""
 
-    partial_credit = True
+    graded_in_parts = True
     brief = False
     """Whether one criterion limits the length."""
 

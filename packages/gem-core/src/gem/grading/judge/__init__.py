@@ -12,8 +12,9 @@ fail earns 0 and is counted.
 
 from __future__ import annotations
 
+from gem.grading.judge.asking import JudgeFailure, JudgeVerdict
 from gem.grading.judge.items import Criterion, Item
-from gem.grading.judge.judging import Judge, JudgeFailure, JudgeVerdict
+from gem.grading.judge.judging import Judge
 from gem.grading.judge.named import RULES, VARIABLE, judge_of, judges_in
 from gem.grading.judge.settings import JudgeSettings
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError, JudgeError, UnreachableError
+from gem.grading.judge.asking import JudgeFailure, JudgeVerdict, UncheckedJudge
 from gem.grading.judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item
-from gem.grading.judge.judging import Judge, JudgeFailure, JudgeVerdict
-from gem.grading.judge.settings import digest
+from gem.grading.judge.settings import JudgeSettings, digest
+from gem.grading.judge.store import Store
 from gem.json_lines import parse_as
 
 LEAST_ITEMS = 100
@@ -125,7 +126,7 @@ def _labelled(text: str, place: str) -> Labelled:
     return item, decided
 
 
-def agreement(labelled: Sequence[Labelled], judge: Judge) -> Agreement:
+def agreement(labelled: Sequence[Labelled], judge: UncheckedJudge) -> Agreement:
     """Let a judge grade labelled answers.
 
     Raises:
@@ -166,7 +167,7 @@ def kappa(pairs: Sequence[tuple[str, str]]) -> float:
     return 0.0 if chance == 1 else (observed - chance) / (1 - chance)
 
 
-def misled(labelled: Sequence[Labelled], judge: Judge) -> Misled:
+def misled(labelled: Sequence[Labelled], judge: UncheckedJudge) -> Misled:
     """Try to mislead a judge with answers to the questions of labelled ones.
 
     Raises:
@@ -204,7 +205,7 @@ def padded(answer: str) -> str:
     return answer + _PADDING * times
 
 
-def _verdicts(judge: Judge, items: Sequence[Item]) -> list[JudgeVerdict]:
+def _verdicts(judge: UncheckedJudge, items: Sequence[Item]) -> list[JudgeVerdict]:
     with boundary("grader"):
         return list(_given(judge.verdicts(items)))
 
@@ -216,15 +217,14 @@ def _given(found: Iterable[JudgeVerdict | JudgeFailure]) -> Iterable[JudgeVerdic
         yield each
 
 
-def require_calibrated(judge: Judge) -> Agreement:
-    """Make sure that a judge agrees with its calibration file; the cache has the report.
+def require_calibrated(settings: JudgeSettings, name: str, store: Store) -> Agreement:
+    """Make sure that a judge agrees with its calibration file; the store keeps the report.
 
     Raises:
         ConfigurationError: The file cannot be used.
         UnreachableError: The judge fails.
         JudgeError: Its kappa is below `least_kappa`.
     """
-    settings = judge.settings
     if settings.calibration is None:
         raise ConfigurationError("a judge without a calibration file cannot be calibrated")
     labelled = read_labelled(settings.calibration)
@@ -232,16 +232,16 @@ def require_calibrated(judge: Judge) -> Agreement:
     identity = digest([settings.identity(), settings.votes, content])
 
     def made() -> dict[str, Any]:
-        own = Judge(settings, judge.name, unchecked=True)
+        judge = UncheckedJudge(settings, name)
         try:
-            return asdict(agreement(labelled, own))
+            return asdict(agreement(labelled, judge))
         finally:
-            own.close()
+            judge.close()
 
-    found = Agreement(**judge.store.report(identity, made))
+    found = Agreement(**store.report(identity, made))
     if found.kappa < settings.least_kappa:
         raise JudgeError(
-            f"judge {judge.name!r}: kappa with {settings.calibration} is {found.kappa:.2f} "
+            f"judge {name!r}: kappa with {settings.calibration} is {found.kappa:.2f} "
             f"({found.low:.2f} to {found.high:.2f}), below least_kappa = "
             f"{settings.least_kappa:g}; a constant verdict agrees in {found.constant:.0%}, the "
             f"judge in {found.agreement:.0%}. Take another model or template"

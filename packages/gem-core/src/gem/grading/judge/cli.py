@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gem.errors import ConfigurationError
+from gem.grading.judge.asking import UncheckedJudge
 from gem.grading.judge.calibration import (
     MOST_MISLED,
     MOST_PADDED,
@@ -18,7 +19,6 @@ from gem.grading.judge.calibration import (
     misled,
     read_labelled,
 )
-from gem.grading.judge.judging import Judge
 from gem.grading.judge.named import judges_in
 from gem.grading.judge.server import RulesServer
 
@@ -40,7 +40,7 @@ def check(arguments: argparse.Namespace) -> int:
     if settings.calibration is None:
         raise ConfigurationError(f"judge.{name}.calibration: names no file to check the judge with")
     labelled = read_labelled(settings.calibration)
-    judge = Judge(replace(settings, cache=arguments.cache), name, unchecked=True)
+    judge = UncheckedJudge(replace(settings, cache=arguments.cache), name)
     try:
         judge.check()
         found, tricks = agreement(labelled, judge), misled(labelled, judge)

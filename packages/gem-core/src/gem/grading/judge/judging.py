@@ -1,137 +1,33 @@
-"""`Judge`: asks a model for votes on items until a majority decides each."""
+"""`Judge`: a judge to train with: calibrated, recorded, and not asked about answers of no worth."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from gem.blame import boundary
-from gem.errors import JudgeError, RefusedError, UnreachableError
-from gem.grading.judge.items import Criterion, Item, Kind, shown, worthless
-from gem.grading.judge.prompts import Vote, agreed, messages, read
-from gem.grading.judge.settings import JudgeSettings, as_settings, digest
-from gem.grading.judge.store import Store
-from gem.model_server import ModelServer
+from gem.errors import JudgeError, UnreachableError
+from gem.grading.judge.asking import UNJUDGED, JudgeFailure, JudgeVerdict, UncheckedJudge
+from gem.grading.judge.calibration import require_calibrated
+from gem.grading.judge.items import Item, Kind, worthless
+from gem.grading.judge.settings import JudgeSettings
 
 MOST_UNJUDGED = 0.01
 """Share of answers at which the judge fails, above which a run ends."""
 _FEWEST_UNJUDGED = 5
-UNJUDGED = "unjudged"
-"""Reason of an answer at which the judge fails although it grades other answers."""
 
 
-@dataclass(frozen=True)
-class JudgeVerdict:
-    """What a judge decided about an answer; `correct`, `reason`, `seconds`, `score` as graders."""
-
-    correct: bool
-    """Whether the score is 1: the answer is right, meets all criteria, or is the better one."""
-    reason: str
-    """`yes`, `no`, `met`, `partly met`, `not met`, `better`, `same`, `worse`, `unjudged`, `empty`,
-    `master key` or `copied question`."""
-    seconds: float
-    """Wall time, waiting for the judge included."""
-    score: float
-    """From 0 to 1."""
-    key: str
-    """Hash of judge, question and answer."""
-    votes: tuple[Mapping[str, str] | None, ...] = ()
-    """In order; None where the judge gave no vote."""
-    decided: Mapping[str, str] = field(default_factory=dict)
-    """By the names of `Item.names`; empty if nothing was decided."""
-    chars: int = 0
-    """Length of the answer that the judge was shown."""
-    cached: bool = False
-    """Whether the judge was not asked."""
-
-    @property
-    def disagreement(self) -> bool:
-        """Whether the votes differ."""
-        return len({tuple(sorted((v or {}).items())) for v in self.votes}) > 1
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """Entries for an environment's info; a run that is repeated from the cache has the same."""
-        criteria = {f"judge.criterion.{n}": v == "yes" for n, v in self.decided.items()}
-        criteria = {} if len(criteria) == 1 and {"right", "pair"} & {*self.decided} else criteria
-        return {
-            "judge.score": self.score,
-            "judge.disagreement": self.disagreement,
-            "judge.unjudged": self.reason == UNJUDGED,
-            "judge.chars": self.chars,
-            "judge.key": self.key,
-            **criteria,
-        }
-
-
-@dataclass(frozen=True)
-class JudgeFailure:
-    """The judge failed: the episode is void."""
-
-    message: str
-    seconds: float
-
-
-@dataclass
-class _Open:
-    """An item while votes are collected."""
-
-    item: Item
-    key: str
-    votes: list[dict[str, str] | None] = field(default_factory=list)
-    replies: dict[int, tuple[str, str, float]] = field(default_factory=dict)
-    """Reply, server's name of the model and seconds of votes that are not kept yet."""
-    lost: str = ""
-    """Why the judge could not be asked for one of the votes."""
-    asked: bool = False
-
-
-class Judge:
+class Judge(UncheckedJudge):
     """Asks a model whether answers are right. Threads may share it; see `JudgeSettings`."""
 
-    def __init__(
-        self,
-        settings: JudgeSettings | Mapping[str, Any],
-        name: str = "judge",
-        *,
-        unchecked: bool = False,
-    ) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            settings: See `JudgeSettings`.
-            name: In messages and in the cache.
-            unchecked: Whether to judge without a look at the calibration, and answers of no worth,
-                too; for the calibration itself.
-
-        Raises:
-            ConfigurationError: A value is not allowed, or a file cannot be read.
-            RecordError: The cache cannot be opened.
-        """
-        self.settings = as_settings(settings, f"judge.{name}.")
-        self.name = name
-        self.store = Store(self.settings.cache)
-        self._identity = self.settings.identity()
-        self._instructions = self.settings.instructions()
-        self._unchecked = unchecked
-        self._lock, self._calibrating = threading.Lock(), threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-        free = unchecked or self.settings.allow_uncalibrated
+    def __init__(self, settings: JudgeSettings | Mapping[str, Any], name: str = "judge") -> None:
+        """See `UncheckedJudge`."""
+        super().__init__(settings, name)
+        self._calibrating = threading.Lock()
         # Kinds of items that it may grade; None until the calibration is known.
+        free = self.settings.allow_uncalibrated
         self._kinds: frozenset[str] | None = frozenset(get_args(Kind)) if free else None
-        self._server = ModelServer(
-            self.settings.url,
-            self.settings.asked,
-            timeout_s=self.settings.timeout_s,
-            api_key_env=self.settings.api_key_env,
-            sampling=asdict(self.settings.sampling),
-        )
 
     def verdict(self, item: Item) -> JudgeVerdict:
         """Return the verdict on an item.
@@ -149,227 +45,47 @@ class Judge:
     def verdicts(self, items: Sequence[Item]) -> list[JudgeVerdict | JudgeFailure]:
         """Return the verdict on each item, or why there is none.
 
-        All votes of a round are asked for at the same time.
-
         Raises:
-            JudgeError: The run cannot go on with this judge: it is not calibrated, another model
-                answers, its budget is used up, a vote is not in the cache and it may not be asked,
-                or it fails at more than 1 % of the answers.
+            JudgeError: See `UncheckedJudge.verdicts`. Or the judge is not calibrated, or it fails
+                at more than 1 % of the answers.
+            UnreachableError: The judge fails while it is calibrated.
             RecordError: The cache cannot be written.
         """
         self._check_calibrated(items)
-        began = time.monotonic()
-        deadline = began + self.settings.timeout_s
-        most = self.settings.answer_chars
-        shorter = [
-            replace(i, answer=shown(i.answer, most), other=i.other and shown(i.other, most))
-            for i in items
+        shorter = [self.shortened(item) for item in items]
+        reasons = [worthless(item) for item in shorter]
+        asked = iter(
+            super().verdicts([i for i, reason in zip(shorter, reasons, strict=True) if not reason])
+        )
+        found = [
+            self._unasked(item, reason) if reason else next(asked)
+            for item, reason in zip(shorter, reasons, strict=True)
         ]
-        whole = [_Open(item, self._key(item)) for item in shorter]
-        reasons = ["" if self._unchecked else worthless(item) for item in shorter]
-        waiting = [o for o, reason in zip(whole, reasons, strict=True) if not reason]
-        while waiting:
-            waiting = self._round(waiting, deadline)
-        # Once for all answers of a kind that have no majority.
-        canary = cache(self._canary)
-
-        return [
-            self._decided(each, reason, began, canary)
-            for each, reason in zip(whole, reasons, strict=True)
-        ]
-
-    def check(self) -> None:
-        """Make sure that the server lists the model, and that the judge grades what is plain.
-
-        Raises:
-            UnreachableError: The server fails, or the judge does.
-            JudgeError: Another model answers.
-        """
-        with boundary("grader"):
-            listed = self._server.models()
-            if self.settings.asked not in listed:
-                raise JudgeError(
-                    f"judge {self.name!r}: {self.settings.url} has no model "
-                    f"{self.settings.asked!r}; it lists {', '.join(listed):.300}"
-                )
-            if said := self._canary("right"):
-                raise UnreachableError(f"judge {self.name!r}: {said}")
-
-    def orders(self, item: Item) -> tuple[Vote | None, Vote | None]:
-        """Return the votes on a pair in both orders, from the side of the item's answer.
-
-        Raises:
-            UnreachableError: The judge fails.
-            JudgeError: Another model answers, or the budget is used up.
-        """
-        deadline = time.monotonic() + self.settings.timeout_s
-        first, second = (
-            read(self._reply(item, 0, deadline, turned)[0], item, turned=turned)
-            for turned in (False, True)
-        )
-        return first, second
-
-    def close(self) -> None:
-        """Release threads and the cache."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self.store.close()
-
-    def _key(self, item: Item) -> str:
-        return digest([self._identity, item.to_dict()])
-
-    def _round(self, waiting: Sequence[_Open], deadline: float) -> list[_Open]:
-        """Ask for as many votes as a majority still needs; return the items that need more."""
-        asked: list[tuple[_Open, list[Future[Any]]]] = []
-        for each in waiting:
-            seeds = range(len(each.votes), len(each.votes) + self._needed(each))
-            asked.append((each, [self._vote(each, seed, deadline) for seed in seeds]))
-        for each, futures in asked:
-            for future in futures:
-                each.votes.append(future.result())
-        return [each for each in waiting if self._needed(each)]
-
-    def _needed(self, each: _Open) -> int:
-        """Return how many more votes an item is asked for now; 0 if it is decided or all gave."""
-        left = self.settings.votes - len(each.votes)
-        majority = self.settings.votes // 2 + 1
-        short = max(
-            majority - max(self._tally(each, n).values(), default=0) for n in each.item.names
-        )
-        return max(min(short, left), 0)
-
-    def _tally(self, each: _Open, name: str) -> Counter[str]:
-        return Counter(vote[name] for vote in each.votes if vote is not None)
-
-    def _vote(self, each: _Open, seed: int, deadline: float) -> Future[Any]:
-        key = f"{each.key}:{seed}"
-        kept = self.store.vote(key)
-        if kept is not None:
-            done: Future[Any] = Future()
-            done.set_result(kept[0])
-            return done
-        if self.settings.cache_only:
-            each.lost = "cache_only, and the vote is not there"
-            done = Future()
-            done.set_result(None)
-            return done
-        each.asked = True
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.settings.parallel, f"judge-{self.name}")
-            return self._pool.submit(self._ask, each, seed, deadline)
-
-    def _ask(self, each: _Open, seed: int, deadline: float) -> dict[str, str] | None:
-        """Ask for one vote; one that can be read is kept at once."""
-        began = time.monotonic()
-        orders = (False, True) if each.item.kind == "pair" else (False,)
-        replies, votes = [], []
-        served = ""
-        for turned in orders:
-            try:
-                reply, served = self._reply(each.item, seed, deadline, turned)
-            except RefusedError as error:
-                reply = f"(refused: {error})"
-            except UnreachableError as error:
-                each.lost = str(error)
-                return None
-            replies.append(reply)
-            votes.append(read(reply, each.item, turned=turned))
-        vote = votes[0] if len(votes) == 1 else agreed(*votes)
-        text, seconds = "\n---\n".join(replies), time.monotonic() - began
-        if vote is None:
-            each.replies[seed] = text, served, seconds
-            return None
-        kept = self.store.keep(f"{each.key}:{seed}", vote, text, served, seconds)
-        return kept if isinstance(kept, dict) else None
-
-    def _reply(self, item: Item, seed: int, deadline: float, turned: bool) -> tuple[str, str]:
-        self.store.count(self.name, "calls", most=self.settings.budget_calls)
-        told = messages(item, self._instructions, turned=turned)
-        reply = self._server.ask(told, silent=True, deadline=deadline, seed=seed)
-        name, _, revision = self.settings.model.partition("@")
-        allowed = {self.settings.model, revision} if revision else {name}
-        if reply.model not in allowed and (not revision or reply.fingerprint != revision):
-            raise JudgeError(
-                f"judge {self.name!r}: the model {self.settings.model!r} was asked and "
-                f"{reply.model!r} answers (system_fingerprint {reply.fingerprint!r}); the run ends"
-            )
-        return reply.text, reply.model
-
-    def _decided(
-        self, each: _Open, reason: str, began: float, canary: Callable[[Kind], str]
-    ) -> JudgeVerdict | JudgeFailure:
-        """Return the verdict of an item whose votes are complete, and record it."""
-        decided: dict[str, str] = {}
-        if not reason:
-            majority = self.settings.votes // 2 + 1
-            top = {n: self._tally(each, n).most_common(1) for n in each.item.names}
-            decided = {n: t[0][0] for n, t in top.items() if t and t[0][1] >= majority}
-            if len(decided) < len(top) and None not in each.votes:
-                decided = {"pair": "same"}  # only pairs have more than two values
-            if len(decided) < len(top):
-                failure = self._failure(each, began, canary)
-                if failure is not None:
-                    return failure
-                decided, reason = {}, UNJUDGED
-        score = each.item.score(decided) if decided else 0.0
-        found = JudgeVerdict(
-            score == 1.0,
-            reason or reason_of(each.item, decided, score),
-            time.monotonic() - began,
-            score,
-            each.key,
-            tuple(each.votes),
-            decided,
-            len(each.item.answer),
-            not each.asked,
-        )
-        if not self._unchecked:
-            self._record(found)
-            total = self.store.count(self.name, "verdicts")
-            self._check_unjudged(found, total)
+        for each in found:
+            self._record(each)
         return found
 
-    def _failure(
-        self, each: _Open, began: float, canary: Callable[[Kind], str]
-    ) -> JudgeFailure | None:
-        """Return why an item without a majority is void; None if its answer is to blame."""
-        if self.settings.cache_only and each.lost:
-            raise JudgeError(
-                f"judge {self.name!r}: cache_only, and {self.settings.cache} lacks a vote "
-                f"({each.key}); the run ends"
-            )
-        # What is kept as no vote was found to be the answer's doing when it was kept.
-        message = each.lost or (canary(each.item.kind) if each.replies else "")
-        if not message:
-            for seed, (text, served, seconds) in each.replies.items():
-                self.store.keep(f"{each.key}:{seed}", None, text, served, seconds)
-            return None
-        seconds = time.monotonic() - began
-        message = f"judge {self.name!r}: {message}"
-        if not self._unchecked:
-            votes = _letters(each.votes)
-            chars = len(each.item.answer)
-            self.store.record(
-                self.name, each.key, None, None, message, votes, chars, seconds, False
-            )
-        return JudgeFailure(message, seconds)
+    def _unasked(self, item: Item, reason: str) -> JudgeVerdict:
+        chars = len(item.answer)
+        return JudgeVerdict(False, reason, 0.0, 0.0, self.key(item), chars=chars, cached=True)
 
-    def _record(self, found: JudgeVerdict) -> None:
+    def _record(self, found: JudgeVerdict | JudgeFailure) -> None:
+        given = found if isinstance(found, JudgeVerdict) else None
         self.store.record(
             self.name,
             found.key,
-            found.score,
-            found.correct,
-            found.reason,
+            given.score if given else None,
+            given.correct if given else None,
+            found.reason if isinstance(found, JudgeVerdict) else found.message,
             _letters(found.votes),
             found.chars,
             found.seconds,
-            found.cached,
+            given is not None and given.cached,
         )
-
-    def _check_unjudged(self, found: JudgeVerdict, total: int) -> None:
-        if found.reason != UNJUDGED:
+        if given is None:
+            return
+        total = self.store.count(self.name, "verdicts")
+        if given.reason != UNJUDGED:
             return
         failed = self.store.count(self.name, UNJUDGED)
         if failed >= _FEWEST_UNJUDGED and failed > MOST_UNJUDGED * total:
@@ -379,53 +95,17 @@ class Judge:
                 f"in {self.store.path}"
             )
 
-    def _canary(self, kind: Kind) -> str:
-        """Return what is wrong with the judge itself; empty if it grades what is plain."""
-        deadline = time.monotonic() + self.settings.timeout_s
-        for item, wanted in CANARIES:
-            if item.kind != kind:
-                continue
-            try:
-                reply, _ = self._reply(item, 0, deadline, False)
-            except UnreachableError as error:
-                return str(error)
-            said = read(reply, item)
-            if said is None or any(said[name] != wanted for name in item.names):
-                return f"it gives no vote, and fails at a plain question too ({reply!r:.200})"
-        return ""
-
     def _check_calibrated(self, items: Sequence[Item]) -> None:
         if self._kinds is None:
             with self._calibrating:
                 if self._kinds is None:
-                    from gem.grading.judge.calibration import require_calibrated
-
-                    self._kinds = frozenset(require_calibrated(self).kinds)
+                    agreement = require_calibrated(self.settings, self.name, self.store)
+                    self._kinds = frozenset(agreement.kinds)
         if unknown := {item.kind for item in items} - self._kinds:
             raise JudgeError(
                 f"judge {self.name!r} is asked about items of the kind {', '.join(unknown)}; its "
                 f"calibration file has {', '.join(sorted(self._kinds))} only"
             )
-
-
-_PLAIN = "What is 2 + 2?\n- It says that the sum is 4."
-_SUM = (Criterion("sum", "It says that the sum is 4."),)
-CANARIES = (
-    (Item(_PLAIN, "4", "4"), "yes"),
-    (Item(_PLAIN, "5", "4"), "no"),
-    (Item(_PLAIN, "4", criteria=_SUM), "yes"),
-    (Item(_PLAIN, "5", criteria=_SUM), "no"),
-    (Item(_PLAIN, "4", other="5"), "better"),
-    (Item(_PLAIN, "5", other="4"), "worse"),
-)
-"""Items of every kind whose verdict is plain, with the verdict."""
-
-
-def reason_of(item: Item, decided: Mapping[str, str], score: float) -> str:
-    """Return the reason of a verdict: see `JudgeVerdict.reason`."""
-    if not item.criteria:
-        return decided[item.kind]
-    return "met" if score == 1.0 else "partly met" if score > 0 else "not met"
 
 
 def _letters(votes: Sequence[Mapping[str, str] | None]) -> str:

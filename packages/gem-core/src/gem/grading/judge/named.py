@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gem.errors import ConfigurationError, DataError
+from gem.grading.judge.asking import JudgeVerdict
 from gem.grading.judge.items import Item
-from gem.grading.judge.judging import Judge, JudgeVerdict
+from gem.grading.judge.judging import Judge
 from gem.grading.judge.rules import RulesJudge
 from gem.grading.judge.settings import JudgeSettings, digest
 from gem.json_lines import parse

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from gem.errors import ConfigurationError
 from gem.grading import qa
+from gem.grading.judge.asking import JudgeVerdict, reason_of
 from gem.grading.judge.items import Item, shown, worthless
-from gem.grading.judge.judging import JudgeVerdict, reason_of
 from gem.grading.judge.settings import digest
 
 _MOST = 8_000
