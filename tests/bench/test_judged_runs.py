@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +50,10 @@ class Judged(Env):
 gem.register(ID, Judged)
 
 
-def parity(number: int, body: dict[str, Any]) -> Answer:
-    """Votes by a hash of the answer; plain questions are judged right."""
-    content = body["messages"][-1]["content"]
-    if "said: " not in content:
-        return judges.truth(number, body)
-    said = content.partition("said: ")[2].partition("\n</answer")[0]
-    return judges.vote(json.dumps({"correct": sha256(said.encode()).digest()[0] % 2 == 0}))
-
-
 @pytest.fixture
 def stub() -> Iterator[Stub]:
     server = Stub()
-    server.answer = parity
+    server.answer = judges.parity
     yield server
     server.close()
 
@@ -121,7 +111,7 @@ def test_episodes_that_a_judge_cannot_grade_are_in_no_statistic(
     judged: Callable[..., RunSpec], make_spec: Callable[..., RunSpec], stub: Stub, tmp_path: Path
 ) -> None:
     def answer(number: int, body: dict[str, Any]) -> Answer:
-        found = parity(number, body)
+        found = judges.parity(number, body)
         # The judge is gone for all answers that would be wrong.
         return judges.down(number, body) if "false" in found.body else found
 
@@ -138,7 +128,7 @@ def test_a_model_that_is_swapped_in_the_middle_ends_the_run(
     judged: Callable[..., RunSpec], stub: Stub, tmp_path: Path
 ) -> None:
     def answer(number: int, body: dict[str, Any]) -> Answer:
-        found = parity(number, body)
+        found = judges.parity(number, body)
         return Answer(found.body.replace(judges.MODEL, "other")) if number > 20 else found
 
     stub.answer = answer

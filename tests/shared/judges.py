@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 from chat_server import Answer, Stub, refused
@@ -29,6 +30,15 @@ def truth(number: int, body: dict[str, Any]) -> Answer:
     except ConfigurationError:
         said = {"correct": False}
     return vote(f"I have looked at it.\n{json.dumps(said)}")
+
+
+def parity(number: int, body: dict[str, Any]) -> Answer:
+    """Votes by a hash of answers that begin with `said:`, as the rules say on others."""
+    content = body["messages"][-1]["content"]
+    if "said: " not in content:
+        return truth(number, body)
+    said = content.partition("said: ")[2].partition("\n</answer")[0]
+    return vote(json.dumps({"correct": sha256(said.encode()).digest()[0] % 2 == 0}))
 
 
 def naive(number: int, body: dict[str, Any]) -> Answer:
