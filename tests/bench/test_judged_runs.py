@@ -40,10 +40,11 @@ class Judged(Env):
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         super().reset(seed=seed)
-        return f"Say something, number {self.rng.randrange(1000)}.", {}
+        self.question = f"Say something, number {self.rng.randrange(100_000)}."
+        return self.question, {}
 
     def step(self, action: str) -> Step:
-        verdict = judge_of(self.judge).verdict(Item("Say something.", f"said: {action}", "a word"))
+        verdict = judge_of(self.judge).verdict(Item(self.question, f"said: {action}", "a word"))
         return "", verdict.score, True, False, {"success": verdict.correct, **verdict.info}
 
 
@@ -81,12 +82,13 @@ def test_a_judged_run_records_verdicts_and_is_bit_equal_from_its_cache(
     assert os.environ.get(VARIABLE) is None
     run = read_run(first)
     for line in run.metrics:
-        assert line["judge/score"] == line["return_mean"] and 0 < line["judge/score"] < 1
+        assert line["judge/score"] == line["return_mean"]
         assert line["judge/disagreement"] == line["judge/unjudged"] == 0
         assert line["judge/chars"] > 6
     cache = first / "judges.sqlite"
     lines = Store(cache).verdicts("main")
     rewards = [e.trajectory.rewards[0] for e in run.episodes()]
+    assert {0.0, 1.0} == {*rewards}
     assert sorted(line["score"] for line in lines) == sorted(rewards) and len(lines) == 16
     assert str(stub.url) in (first / FILE).read_text()
     asked = len(stub.requests)
@@ -129,7 +131,8 @@ def test_a_model_that_is_swapped_in_the_middle_ends_the_run(
 ) -> None:
     def answer(number: int, body: dict[str, Any]) -> Answer:
         found = judges.parity(number, body)
-        return Answer(found.body.replace(judges.MODEL, "other")) if number > 20 else found
+        changed = (tmp_path / "metrics.jsonl").exists()  # after the first iteration
+        return Answer(found.body.replace(judges.MODEL, "other")) if changed else found
 
     stub.answer = answer
     with pytest.raises(JudgeError, match="'other' answers"):
