@@ -106,7 +106,7 @@ def test_a_dead_judge_makes_all_episodes_void(
 ) -> None:
     stub.answer = judges.down
     with pytest.raises(RolloutError, match=r"8 of 8 episodes .* failed.*grader 8 \(.*503"):
-        reference.train(judged(timeout_s=2.0), tmp_path, device="cpu")
+        reference.train(judged(), tmp_path, device="cpu")
 
 
 def test_episodes_that_a_judge_cannot_grade_are_in_no_statistic(

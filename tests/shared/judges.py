@@ -56,7 +56,7 @@ def down(number: int, body: dict[str, Any]) -> Answer:
 
 
 def slow(number: int, body: dict[str, Any]) -> Answer:
-    """Answers after the judge's time limit of `settings`."""
+    """Answers after two seconds."""
     time.sleep(2)
     return truth(number, body)
 
@@ -84,5 +84,5 @@ def swapped(number: int, body: dict[str, Any]) -> Answer:
 
 def settings(stub: Stub, **changed: Any) -> dict[str, Any]:
     """Settings of a judge at the stub's address."""
-    usual = {"model": MODEL, "allow_uncalibrated": True, "timeout_s": 1.0}
+    usual = {"model": MODEL, "allow_uncalibrated": True, "timeout_s": 30.0}
     return {"url": stub.url, **usual, **changed}

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -181,6 +181,7 @@ class UncheckedJudge:
             JudgeError: Another model answers, or the budget is used up.
         """
         deadline = time.monotonic() + self.settings.timeout_s
+        self.store.spend(self.name, 2, self.settings.budget_calls)
         first, second = (
             read(self._reply(item, 0, deadline, turned)[0], item, turned=turned)
             for turned in (False, True)
@@ -195,14 +196,33 @@ class UncheckedJudge:
 
     def _round(self, waiting: Sequence[_Open], deadline: float) -> list[_Open]:
         """Ask for as many votes as a majority still needs; return the items that need more."""
-        asked: list[tuple[_Open, list[Future[Any]]]] = []
+        asks = []
         for each in waiting:
-            seeds = range(len(each.votes), len(each.votes) + self._needed(each))
-            asked.append((each, [self._vote(each, seed, deadline) for seed in seeds]))
-        for each, futures in asked:
-            for future in futures:
-                each.votes.append(future.result())
+            for seed in range(len(each.votes), len(each.votes) + self._needed(each)):
+                kept = self.store.vote(f"{each.key}:{seed}")
+                each.votes.append(None if kept is None else kept[0])
+                if kept is None and self.settings.cache_only:
+                    each.lost = "cache_only, and the vote is not there"
+                elif kept is None:
+                    each.asked = True
+                    asks.append((each, seed))
+        if asks:
+            orders = sum(2 if each.item.kind == "pair" else 1 for each, _ in asks)
+            self.store.spend(self.name, orders, self.settings.budget_calls)
+            # The last one in this thread: most batches are one item of one environment.
+            futures = [self._threads().submit(self._ask, *ask, deadline) for ask in asks[:-1]]
+            last = self._ask(*asks[-1], deadline)
+            for (each, seed), vote in zip(
+                asks, [*(future.result() for future in futures), last], strict=True
+            ):
+                each.votes[seed] = vote
         return [each for each in waiting if self._needed(each)]
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.settings.parallel, f"judge-{self.name}")
+            return self._pool
 
     def _needed(self, each: _Open) -> int:
         """Return how many more votes an item is asked for now; 0 if it is decided or all gave."""
@@ -215,24 +235,6 @@ class UncheckedJudge:
 
     def _tally(self, each: _Open, name: str) -> Counter[str]:
         return Counter(vote[name] for vote in each.votes if vote is not None)
-
-    def _vote(self, each: _Open, seed: int, deadline: float) -> Future[Any]:
-        key = f"{each.key}:{seed}"
-        kept = self.store.vote(key)
-        if kept is not None:
-            done: Future[Any] = Future()
-            done.set_result(kept[0])
-            return done
-        if self.settings.cache_only:
-            each.lost = "cache_only, and the vote is not there"
-            done = Future()
-            done.set_result(None)
-            return done
-        each.asked = True
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.settings.parallel, f"judge-{self.name}")
-            return self._pool.submit(self._ask, each, seed, deadline)
 
     def _ask(self, each: _Open, seed: int, deadline: float) -> dict[str, str] | None:
         """Ask for one vote; one that can be read is kept at once."""
@@ -259,7 +261,6 @@ class UncheckedJudge:
         return kept if isinstance(kept, dict) else None
 
     def _reply(self, item: Item, seed: int, deadline: float, turned: bool) -> tuple[str, str]:
-        self.store.count(self.name, "calls", most=self.settings.budget_calls)
         told = messages(item, self._instructions, turned=turned)
         reply = self._server.ask(told, silent=True, deadline=deadline, seed=seed)
         name, _, revision = self.settings.model.partition("@")
@@ -323,6 +324,7 @@ class UncheckedJudge:
         for item, wanted in CANARIES:
             if item.kind != kind:
                 continue
+            self.store.spend(self.name, 1, self.settings.budget_calls)
             try:
                 reply, _ = self._reply(item, 0, deadline, False)
             except UnreachableError as error:

@@ -82,12 +82,10 @@ class Judge(UncheckedJudge):
             found.seconds,
             given is not None and given.cached,
         )
-        if given is None:
+        if given is None or given.reason != UNJUDGED:
             return
-        total = self.store.count(self.name, "verdicts")
-        if given.reason != UNJUDGED:
-            return
-        failed = self.store.count(self.name, UNJUDGED)
+        total = self.store.verdict_count(self.name)
+        failed = self.store.verdict_count(self.name, UNJUDGED)
         if failed >= _FEWEST_UNJUDGED and failed > MOST_UNJUDGED * total:
             raise JudgeError(
                 f"judge {self.name!r} gives no verdict on {failed} of {total} answers, and grades "

@@ -6,14 +6,12 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gem.errors import JudgeError, RecordError
 
-T = TypeVar("T")
 _TABLES = """
 CREATE TABLE IF NOT EXISTS votes (
     key TEXT PRIMARY KEY, vote TEXT NOT NULL, reply TEXT, served TEXT, seconds REAL);
@@ -21,8 +19,7 @@ CREATE TABLE IF NOT EXISTS verdicts (
     number INTEGER PRIMARY KEY, judge TEXT NOT NULL, key TEXT NOT NULL, score REAL, correct INTEGER,
     reason TEXT NOT NULL, votes TEXT NOT NULL, chars INTEGER NOT NULL, seconds REAL NOT NULL,
     cached INTEGER NOT NULL, time REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS counts (
-    judge TEXT NOT NULL, name TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (judge, name));
+CREATE TABLE IF NOT EXISTS calls (judge TEXT PRIMARY KEY, n INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS reports (
     identity TEXT PRIMARY KEY, report TEXT NOT NULL);
 """
@@ -49,41 +46,28 @@ class Store:
             )
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            with self._transaction():
-                for statement in filter(str.strip, _TABLES.split(";")):
-                    self._db.execute(statement)
+            self._db.executescript(_TABLES)
         except sqlite3.Error as error:
             raise RecordError(f"cannot open the judge's cache {self.path}: {error}") from error
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Run one statement, which is a transaction; return its rows."""
         with self._lock:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                yield self._db
-                self._db.execute("COMMIT")
+                return self._db.execute(statement, values).fetchall()
             except sqlite3.Error as error:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
                 raise RecordError(f"the judge's cache {self.path}: {error}") from error
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
 
     def vote(self, key: str) -> Any:
         """Return a vote that is kept, `[value]`; None if there is none."""
-        with self._lock:
-            row = self._db.execute("SELECT vote FROM votes WHERE key = ?", (key,)).fetchone()
-        return None if row is None else [json.loads(row[0])]
+        rows = self._run("SELECT vote FROM votes WHERE key = ?", (key,))
+        return [json.loads(rows[0][0])] if rows else None
 
     def keep(self, key: str, vote: Any, reply: str, served: str, seconds: float) -> Any:
         """Keep a vote unless there is one already; return the one that is kept."""
         row = (key, json.dumps(vote), reply, served, seconds)
-        with self._transaction() as db:
-            db.execute("INSERT OR IGNORE INTO votes VALUES (?, ?, ?, ?, ?)", row)
-            [kept] = db.execute("SELECT vote FROM votes WHERE key = ?", (key,)).fetchone()
-        return json.loads(kept)
+        insert = "INSERT OR IGNORE INTO votes VALUES (?, ?, ?, ?, ?) RETURNING key"
+        return vote if self._run(insert, row) else self.vote(key)[0]
 
     def record(
         self,
@@ -99,46 +83,41 @@ class Store:
     ) -> None:
         """Append a verdict; one without a score is void."""
         row = (judge, key, score, correct, reason, votes, chars, seconds, cached, time.time())
-        with self._transaction() as db:
-            db.execute(
-                "INSERT INTO verdicts (judge, key, score, correct, reason, votes, chars, seconds, "
-                "cached, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                row,
-            )
+        self._run(
+            "INSERT INTO verdicts (judge, key, score, correct, reason, votes, chars, seconds, "
+            "cached, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
 
     def verdicts(self, judge: str) -> list[dict[str, Any]]:
         """Return the verdicts of a judge, in order, by the names of the columns."""
-        with self._lock:
-            found = self._db.execute(
-                "SELECT * FROM verdicts WHERE judge = ? ORDER BY number", (judge,)
-            )
-            names = [each[0] for each in found.description]
-            return [dict(zip(names, row, strict=True)) for row in found]
+        rows = self._run("SELECT * FROM verdicts WHERE judge = ? ORDER BY number", (judge,))
+        names = [row[1] for row in self._run("PRAGMA table_info(verdicts)")]
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def count(self, judge: str, name: str, n: int = 1, most: int | None = None) -> int:
-        """Add to a counter; return what it has then.
+    def verdict_count(self, judge: str, reason: str | None = None) -> int:
+        """Return the number of verdicts of a judge that are not void, or of those of a reason."""
+        every = "SELECT count(*) FROM verdicts WHERE judge = ? AND score IS NOT NULL"
+        if reason is None:
+            return int(self._run(every, (judge,))[0][0])
+        return int(self._run(f"{every} AND reason = ?", (judge, reason))[0][0])
 
-        Args:
-            judge: Whose.
-            name: Of the counter.
-            n: What is added.
-            most: Nothing is added if it would have more.
+    def spend(self, judge: str, calls: int, budget: int) -> None:
+        """Count requests before they are made.
 
         Raises:
-            JudgeError: It would.
+            JudgeError: There would be more than the budget allows; none of them is counted.
         """
-        with self._transaction() as db:
-            row = db.execute(
-                "SELECT n FROM counts WHERE judge = ? AND name = ?", (judge, name)
-            ).fetchone()
-            total = (row[0] if row else 0) + n
-            if most is not None and total > most:
-                raise JudgeError(
-                    f"judge {judge!r}: budget_calls = {most} is used up; the run ends, and goes on "
-                    "with a larger budget when it is resumed"
-                )
-            db.execute("INSERT OR REPLACE INTO counts VALUES (?, ?, ?)", (judge, name, total))
-        return int(total)
+        spent = calls <= budget and self._run(
+            "INSERT INTO calls VALUES (?, ?) ON CONFLICT (judge) DO UPDATE SET n = n + excluded.n "
+            "WHERE n + excluded.n <= ? RETURNING n",
+            (judge, calls, budget),
+        )
+        if not spent:
+            raise JudgeError(
+                f"judge {judge!r}: budget_calls = {budget} is used up; the run ends, and goes on "
+                "with a larger budget when it is resumed"
+            )
 
     def report(self, identity: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the calibration report of a judge, which is made if there is none.
@@ -147,19 +126,13 @@ class Store:
             identity: Of the judge and its calibration file.
             make: Makes it; other processes may make it at the same time.
         """
-        with self._lock:
-            row = self._db.execute(
-                "SELECT report FROM reports WHERE identity = ?", (identity,)
-            ).fetchone()
-        if row is None:
-            made = make()
-            with self._transaction() as db:
-                db.execute(
-                    "INSERT OR REPLACE INTO reports VALUES (?, ?)", (identity, json.dumps(made))
-                )
-            return made
-        found: dict[str, Any] = json.loads(row[0])
-        return found
+        rows = self._run("SELECT report FROM reports WHERE identity = ?", (identity,))
+        if rows:
+            found: dict[str, Any] = json.loads(rows[0][0])
+            return found
+        made = make()
+        self._run("INSERT OR REPLACE INTO reports VALUES (?, ?)", (identity, json.dumps(made)))
+        return made
 
     def close(self) -> None:
         """Close the file."""
