@@ -6,8 +6,8 @@ The reference trainer plays `judge:Reply-v0` with a small model whose turns have
 at most, all episodes of an iteration at once. Rows: the judge by rules, in the process (the
 baseline); the same judge behind `gem judge serve`, three votes, of which two decide, so two
 requests for a verdict; the same again from the cache. The rows alternate; each number is the least
-of the repeats, which other work on the machine disturbs least. The policy does not learn here, and rows sample alike, so that all play the same
-episodes.
+of the repeats, which other work on the machine disturbs least. The policy does not learn here, and
+rows sample alike, so that all play the same episodes.
 
 Columns: wall time of the episodes, what it is above the baseline (100 ms at least, whatever the
 episodes take: with short ones the share is large), CPU time of this process.
