@@ -35,6 +35,7 @@ FAMILIES = {
     "code": "Programming",
     "qa": "Questions and answers",
     "logic": "Logic",
+    "judge": "Tasks that a judge grades",
     "rg": "ReasoningGym",
     "eval": "Evaluation sets",
 }

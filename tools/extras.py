@@ -35,6 +35,8 @@ ABOUT = {
     "openspiel": "board and card games of OpenSpiel",
     "textarena": "text games of TextArena",
     "reasoning-gym": "all generators of reasoning-gym",
+    "gymnasium": "`gym:`, environments of Gymnasium with texts; ours under `gymnasium.make`",
+    "pettingzoo": "`pettingzoo:`, games of PettingZoo with texts",
     "python": "programs in a sandbox, programming tasks, the tool `python`",
     "docker": "the sandbox runner `docker`",
     "serve": "environments on a server, `remote:` and `openenv:` clients, `agent:` programs",

@@ -44,6 +44,8 @@ APART = {
 ENVIRONMENTS = {
     "packages/gem-core/src/gem/envs/games/": "tests/core/test_games.py",
     "packages/gem-core/src/gem/envs/multi/": "tests/core/test_multi*.py",
+    "packages/gem-core/src/gem/envs/judged.py": "tests/core/test_judge*.py",
+    "packages/gem-core/src/gem/envs/gym.py": "tests/core/test_plain_envs.py",
 }
 """Tests that make the environments of a folder by their ids."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,7 @@ def check_keys(table: dict[str, Any], place: str) -> None:
         return
     known = [key.replace("[]", "") for key in KEYS] + [key.name for key in hardware_keys()]
     for key in flat(table):
+        key = re.sub(r"^judge\.[^.]+\.", "judge.<name>.", key)
         taken = any(key == name or key.startswith(f"{name}.") for name in known)
         assert taken, f"{place}: {key} is no setting"
 

@@ -65,8 +65,9 @@ def test_every_field_of_spec_and_hardware_is_a_key() -> None:
     spec = RunSpec.from_mapping(
         SPEC
         | {
+            "judge": {"main": {"url": "http://x/v1", "model": "m", "allow_uncalibrated": True}},
             "env": [
-                {**SPEC["env"], "params": {"a": 1}, "schedule": [{"iteration": 1}]},
+                {**SPEC["env"], "params": {"judge": "main"}, "schedule": [{"iteration": 1}]},
                 {**SPEC["env"], "name": "b"},
             ],
             "eval": [EVAL],

@@ -222,6 +222,7 @@ REFERENCE = Table(
             for part, names in _DEFINED.items()
             for name in names.split()
         },
+        "judge": entries.JUDGE,
         "hardware.device": Elsewhere("--device"),
         "hardware.nodes": Fixed(1, "the reference trainer is one process"),
         "hardware.gpus_per_node": Fixed(1, "the reference trainer is one process"),

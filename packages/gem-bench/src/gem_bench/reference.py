@@ -68,6 +68,7 @@ from gem_train.experiment.losses import (
     value_loss,
 )
 from gem_train.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
+from gem_train.judges import asked_here
 from gem_train.settings import check_episodes
 
 Metrics: TypeAlias = dict[str, float]
@@ -562,7 +563,7 @@ def train(
             report(iteration, f"eval:{part.name}", metrics)
 
     begin = checkpoints.restore(learner) if checkpoints else 0
-    with recording.to_the_end(lambda: spec.training.iterations):
+    with asked_here(spec, record), recording.to_the_end(lambda: spec.training.iterations):
         for iteration in range(begin, spec.training.iterations):
             evaluate(iteration)
             rates, policy = success_rates(spec, record, iteration), learner.behaviour.at(iteration)

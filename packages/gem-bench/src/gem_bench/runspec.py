@@ -150,10 +150,13 @@ def _keys(part: type[Any], path: str) -> Iterator[Key]:
     for field in dataclasses.fields(part):
         hint = hints[field.name]
         item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
+        named = typing.get_args(hint)[-1] if typing.get_origin(hint) is Mapping else None
         if dataclasses.is_dataclass(hint):
             yield from _keys(typing.cast(type[Any], hint), f"{path}{field.name}.")
         elif dataclasses.is_dataclass(item):
             yield from _keys(typing.cast(type[Any], item), f"{path}{field.name}[].")
+        elif dataclasses.is_dataclass(named):
+            yield from _keys(typing.cast(type[Any], named), f"{path}{field.name}.<name>.")
         else:
             yield Key(
                 path + field.name,

@@ -5,6 +5,9 @@ with its numbers replaced. Such an answer may be right by chance. Not counted ag
 environment are therefore items whose recorded answer equals the guess, and all items of one
 recorded answer (the best paid), of which the guess may be another spelling.
 
+Where answers are graded in parts (`graded_in_parts`), a guess must not win; what it earns is not
+looked at.
+
 Where an item has many right answers, a constant can be one of them. What such a constant wins is
 the floor of the environment: the check says it, and faults it above one half.
 """
@@ -95,6 +98,7 @@ def _earned(
         Mean and standard error by kind of answer, number of kinds, number of items.
     """
     env = subject.factory()
+    parts = getattr(env.unwrapped, "graded_in_parts", False)
     items = [_item(env, seed) for seed in range(count)]
     paid: dict[str, list[tuple[str | None, float]]] = defaultdict(list)
     began = time.perf_counter()
@@ -112,7 +116,8 @@ def _earned(
             if text not in worth:
                 env.restore(item.state)
                 step = env.step(answer_like(example, text))
-                worth[text] = max(step[1] / subject.max_return, float(won(step)), 0.0)
+                share = 0.0 if parts else step[1] / subject.max_return
+                worth[text] = max(share, float(won(step)), 0.0)
             paid[name].append((item.recorded, worth[text]))
         done += 1
         taken = time.perf_counter() - began

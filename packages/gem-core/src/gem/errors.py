@@ -46,6 +46,10 @@ class UnreachableError(GemError, ConnectionError):
     """A server, hub or worker that an environment needs does not respond; the message names it."""
 
 
+class RefusedError(UnreachableError):
+    """A server says that a request is at fault (400, 413, 422); the message names the server."""
+
+
 class BusyMachineError(UnreachableError):
     """A program or grader had a CPU for too little of its time, also when it ran again alone."""
 
@@ -72,6 +76,10 @@ class UnsupportedVersionError(MisuseError, RuntimeError):
 
 class RolloutError(MisuseError, RuntimeError):
     """A rollout cannot go on, because of the sampler or a broken protocol, not of one episode."""
+
+
+class JudgeError(MisuseError, RuntimeError):
+    """A run cannot go on with a judge: not calibrated, another model, budget used up, and so on."""
 
 
 class UnfinishedError(GemError, RuntimeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import math
 import time
 import urllib.error
 import urllib.request
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from gem.errors import ConfigurationError, UnreachableError
+from gem.errors import ConfigurationError, RefusedError, UnreachableError
 from gem.version import __version__
 
 T = TypeVar("T")
@@ -19,7 +20,9 @@ T = TypeVar("T")
 _MAX_BYTES = 1 << 24
 _PAUSE_S = 0.2
 # HTTP statuses that are not retried.
-_FINAL = frozenset({400, 401, 403, 404, 405, 415, 422})
+_FINAL = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
+# Those that say that what was sent is at fault, not who sent it or where.
+_REFUSED = frozenset({400, 413, 422})
 
 
 def http_address(name: str, url: Any) -> SplitResult:
@@ -96,6 +99,7 @@ def asked(
     retries: int,
     malformed: str,
     reread: bool = False,
+    deadline: float = math.inf,
     **request: Any,
 ) -> T:
     """Return what `read` makes of the answer to a request.
@@ -108,19 +112,26 @@ def asked(
         retries: Further attempts, after growing pauses, unless the HTTP status is in `_FINAL`.
         malformed: Says of an answer that cannot be read what it is not.
         reread: Whether to ask again after such an answer.
+        deadline: Time of `time.monotonic` at which the last attempt ends.
         **request: Further keywords of `fetched`.
 
     Raises:
+        RefusedError: The server says that what was sent is at fault.
         UnreachableError: The server does not answer, answers with an error, or cannot be read.
     """
-    reason: object = ""
+    reason: object = "too slow"
     for attempt in range(retries + 1):
-        time.sleep(_PAUSE_S * (2**attempt - 1))
+        time.sleep(min(_PAUSE_S * (2**attempt - 1), max(deadline - time.monotonic(), 0)))
+        left = min(timeout_s, deadline - time.monotonic())
+        if left <= 0:
+            break
         try:
-            return read(fetched(url, timeout_s, **request)[1])
+            return read(fetched(url, left, **request)[1])
         except urllib.error.HTTPError as error:
             error.close()
             reason = f"it answers {error.code} {error.reason}"
+            if error.code in _REFUSED:
+                raise RefusedError(f"{who} refuses a request: {reason}") from None
             if error.code in _FINAL:
                 break
         except (OSError, http.client.HTTPException) as error:

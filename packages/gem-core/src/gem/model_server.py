@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from urllib.parse import parse_qsl
 
 from gem.blame import boundary
@@ -19,6 +20,17 @@ from gem.tables import json_or_text
 _RETRIES = 2
 _TIMEOUT_S = 60.0
 _KEY_ENV = "OPENAI_API_KEY"
+
+
+class Reply(NamedTuple):
+    """What a model answers."""
+
+    text: str
+    """Without its thinking."""
+    model: str
+    """The server's name of the model that answers; empty if it does not say."""
+    fingerprint: str
+    """The server's `system_fingerprint`; empty if it has none."""
 
 
 class ModelServer:
@@ -104,25 +116,57 @@ class ModelServer:
             UnreachableError: The server fails, `_RETRIES` times after the first.
         """
         with boundary("tool"):
-            if not self.model:
-                self.model = self._ask(
-                    f"the server {self.url}", "models", _first_listed, "a list of models"
-                )
-            wanted = {"model": self.model, "messages": list(messages), **self._sampling}
-            return self._ask(
-                f"the model {self.model!r} at {self.url}",
-                "chat/completions",
-                partial(_said, silent),
-                "a chat completion with text",
-                body=json.dumps(wanted).encode("utf-8", "replace"),
-            )
+            return self.ask(messages, silent=silent).text
 
-    def _ask(self, who: str, path: str, read: Any, malformed: str, **request: Any) -> str:
+    def ask(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        silent: bool = False,
+        deadline: float = math.inf,
+        **sampling: Any,
+    ) -> Reply:
+        """Return the model's answer to a conversation, and who gave it.
+
+        Args:
+            messages: The conversation, as the API takes it.
+            silent: See `reply`.
+            deadline: Time of `time.monotonic` at which the last attempt ends.
+            **sampling: Further fields of this request, such as `seed`.
+
+        Raises:
+            RefusedError: The server says that the request is at fault.
+            UnreachableError: The server fails, `_RETRIES` times after the first.
+        """
+        if not self.model:
+            [self.model, *_] = self.models(deadline=deadline)
+        wanted = {"model": self.model, "messages": list(messages), **self._sampling, **sampling}
+        reply: Reply = self._ask(
+            f"the model {self.model!r} at {self.url}",
+            "chat/completions",
+            partial(_said, silent),
+            "a chat completion with text",
+            body=json.dumps(wanted).encode("utf-8", "replace"),
+            deadline=deadline,
+        )
+        return reply
+
+    def models(self, *, deadline: float = math.inf) -> list[str]:
+        """Return the names of the models that the server lists, at least one.
+
+        Raises:
+            UnreachableError: The server fails, or lists none.
+        """
+        who = f"the server {self.url}"
+        names: list[str] = self._ask(who, "models", _listed, "a list of models", deadline=deadline)
+        return names
+
+    def _ask(self, who: str, path: str, read: Any, malformed: str, **request: Any) -> Any:
         headers = {"Content-Type": "application/json"}
         key = os.environ.get(self._key_env, "") if self._key_env else ""
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        said: str = asked(
+        return asked(
             who,
             f"{self.url}/{path}",
             read,
@@ -133,7 +177,6 @@ class ModelServer:
             headers=headers,
             **request,
         )
-        return said
 
 
 class _Entry(TypedDict):
@@ -149,7 +192,12 @@ class _Choice(TypedDict, total=False):
     message: dict[str, Any]
 
 
-class _Answer(TypedDict):
+class _Served(TypedDict, total=False):
+    model: str | None
+    system_fingerprint: str | None
+
+
+class _Answer(_Served):
     choices: list[_Choice]
 
 
@@ -160,13 +208,16 @@ _SAMPLING: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _first_listed(body: bytes) -> str:
+def _listed(body: bytes) -> list[str]:
     listed = parse_as(body, _Models, "the list of models")["data"]
-    return str(listed[0]["id"])
+    if not listed:
+        raise ValueError("it lists none")
+    return [str(each["id"]) for each in listed]
 
 
-def _said(silent: bool, body: bytes) -> str:
-    choices = parse_as(body, _Answer, "the answer")["choices"]
+def _said(silent: bool, body: bytes) -> Reply:
+    answer = parse_as(body, _Answer, "the answer")
+    choices = answer["choices"]
     message = next((c["message"] for c in choices if c.get("index", 0) == 0), None)
     if message is None:
         raise ValueError("no choice has the index 0")
@@ -181,4 +232,5 @@ def _said(silent: bool, body: bytes) -> str:
     if not said and not silent:
         raise ValueError("content is empty")
     # Half a surrogate pair is text that no observation may have.
-    return said.encode("utf-8", "replace").decode("utf-8")
+    said = said.encode("utf-8", "replace").decode("utf-8")
+    return Reply(said, answer.get("model") or "", answer.get("system_fingerprint") or "")

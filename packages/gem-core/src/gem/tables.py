@@ -248,9 +248,13 @@ def _value(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if limits:
             _check_limits(value, path, limits)
         return value
-    if typing.get_origin(hint) is not None:  # Mapping[str, Any]
+    if typing.get_origin(hint) is not None:  # Mapping[str, Any], or of dataclasses
         if not isinstance(value, Mapping):
             raise ConfigurationError(f"{path} must be a table, got {value!r}")
+        item = typing.get_args(hint)[1]
+        if dataclasses.is_dataclass(item):
+            made = typing.cast(type[Any], item)
+            return {name: build(made, each, f"{path}.{name}.") for name, each in value.items()}
         return plain_values(value, path)
     if hint is float and type(value) is int:
         try:

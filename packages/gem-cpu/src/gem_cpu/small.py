@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl
 
 from gem.core import Env
 from gem.errors import ConfigurationError
+from gem.grading.judge.named import RULES
 from gem.parameters import listed
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.rollout.prompting import Prompting
@@ -203,7 +204,12 @@ def cloned_tasks(env_id: str, params: Mapping[str, Any], cloning: Cloning) -> li
     kept = [*split, *(w for w in wrappers if callable(w) or w.get("name") not in left_out)]
     others = {name: value for name, value in params.items() if name != "wrappers"}
     params = {**others, "wrappers": kept} if kept else others
-    return [Task(env_id, _FIRST_SEED + i, params) for i in range(cloning.episodes)]
+    return [Task(env_id, _FIRST_SEED + i, unjudged(params)) for i in range(cloning.episodes)]
+
+
+def unjudged(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an environment's parameters with the judge by rules: cloning asks no model."""
+    return {**params, "judge": RULES} if "judge" in params else params
 
 
 def ensure(
@@ -234,7 +240,7 @@ def ensure(
         ConfigurationError: The environment is unknown or has no oracle, or a prompt or an action
             does not fit into the budget.
     """
-    cloning = cloning or Cloning()
+    cloning, params = cloning or Cloning(), unjudged(params)
     most = budget.prompt_tokens + budget.response_tokens
     tasks, player = cloned_tasks(env_id, params, cloning), Player(cloning)
     texts = _texts(tasks[:200], player)

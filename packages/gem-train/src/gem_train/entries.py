@@ -127,8 +127,14 @@ FP32 = ("fp32", "float32", "float", "32")
 """How trainers write it."""
 
 
+JUDGE = Elsewhere("GEM_JUDGES: environments ask it, and the trainer sees rewards")
+"""Of `judge`, in every trainer: `Adapter.compile` gives the run what environments need."""
+
+
 def tasks(way: Way) -> Part:
     """Return the entries of training environments, all of whose tasks are made before the run.
+
+    With them comes that of the judges, which environments ask.
 
     Args:
         way: How they get to the trainer.
@@ -139,6 +145,7 @@ def tasks(way: Way) -> Part:
     return {
         **{f"env.{name}": way for name in named},
         "env.schedule.success": (way, adaptive),
+        "judge": JUDGE,
     }
 
 

@@ -28,6 +28,7 @@ from gem.tables import flatten
 from gem_train import pairs
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
+from gem_train.judges import CACHE_FILES, judges_file, judges_variable
 from gem_train.platforms import Platform
 from gem_train.settings import NO_STATE, Refusal, refuse_values
 from gem_train.table import Parity, Run, Table
@@ -152,6 +153,12 @@ class Adapter:
         if not unchecked:
             self.check()
         made = self.compiler(run)
+        made = replace(
+            made,
+            env={**judges_variable(spec, run_dir), **made.env},
+            files={**made.files, **judges_file(spec, run_dir)},
+            state=[*made.state, *(CACHE_FILES if spec.judge else ())],
+        )
         untried = list(pairs.check(self.pairs, spec, hardware, self.attention or run.attention))
         together = [Parity("together", "untried", "; ".join(untried))] if untried else []
         return replace(made, parity=[*self.table.parity(run), *made.parity, *together])

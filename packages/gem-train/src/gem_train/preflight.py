@@ -3,9 +3,9 @@
     python -m gem_train.preflight < spec.json
 
 reads a RunSpec as JSON. It exits with status 2 and a message if something is missing (a package, a
-sandbox, a server, a data file) or if an environment shows images. Run it in the Python environment
-in which the trainer plays its episodes; otherwise a missing extra would show as a failed batch,
-minutes later.
+sandbox, a server, a judge, a data file) or if an environment shows images. Run it in the Python
+environment in which the trainer plays its episodes; otherwise a missing extra would show as a
+failed batch, minutes later.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from gem.tasks import Task
 from gem_train.ending import to_the_end
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.runspec import RunSpec
+from gem_train.judges import check_judges
 
 
 def environments(spec: RunSpec) -> list[Task]:
@@ -66,6 +67,7 @@ def main() -> int:
         spec = RunSpec.from_mapping(parse(sys.stdin.read(), "standard input"))
         with to_the_end(lambda: 0, lambda: 0):
             check(environments(spec))
+            check_judges(spec)
 
     return exit_status(run)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.grading.judge.settings import HOW_ASKED
 from gem.tables import flatten
+
+_HOW_ASKED = re.compile(rf"(spec\.)?judge\.[^.]+\.({'|'.join(sorted(HOW_ASKED))})")
 
 
 def check_same(
@@ -18,7 +22,7 @@ def check_same(
         place: Of what the earlier run left, for the message.
         before: The earlier run's settings, which may be nested.
         now: This run's. A table that one of the two lacks as a whole is not compared.
-        free: Dotted keys that may differ.
+        free: Dotted keys that may differ, besides how a judge is asked.
 
     Raises:
         ConfigurationError: Settings differ; the message has their keys and both values.
@@ -28,7 +32,9 @@ def check_same(
     lines = [
         f"  {key}: {_shown(old, key)} there, {_shown(new, key)} here"
         for key in dict.fromkeys([*old, *new])
-        if key not in free and (key not in old or key not in new or old[key] != new[key])
+        if key not in free
+        and not _HOW_ASKED.fullmatch(key)
+        and (key not in old or key not in new or old[key] != new[key])
     ]
     if lines:
         raise ConfigurationError(

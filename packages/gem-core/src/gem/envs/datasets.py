@@ -55,6 +55,8 @@ class SingleTurnEnv(Env):
     """
 
     index: int
+    graded_in_parts: bool = False
+    """Whether an answer that meets a part of what is asked for earns a part of the reward."""
 
     def __init__(
         self,

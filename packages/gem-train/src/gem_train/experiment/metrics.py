@@ -59,8 +59,8 @@ def episode_metrics(
         which it cut a turn) and `length_stop_rate` (turns cut by a token limit). Without a valid
         episode these are left out.
         Of each environment that has a name (`Task.name`) and a valid episode there are also those
-        of `environment_metrics`, of opponents those of `opponent_metrics`, and of `info` those of
-        `info_metrics`.
+        of `environment_metrics`, of opponents those of `opponent_metrics`, of judges those of
+        `judge_metrics`, and of `info` those of `info_metrics`.
     """
     valid = [t for t in trajectories if t.valid]
     turns = sum(len(t.rewards) for t in valid)
@@ -91,7 +91,7 @@ def episode_metrics(
         length_stop_rate=sum(t.length_stops for t in valid) / max(turns, 1),
     )
     parts = environment_metrics(valid) | opponent_metrics(valid)
-    return metrics | parts | info_metrics(valid, info)
+    return metrics | parts | judge_metrics(valid) | info_metrics(valid, info)
 
 
 def sampled_metrics(episodes: Sequence[Played]) -> dict[str, float]:
@@ -158,6 +158,26 @@ def info_metrics(episodes: Sequence[Played], names: Sequence[str]) -> dict[str, 
         found[f"info/{name}/share"] = len(values) / len(episodes)
         if values:
             found[f"info/{name}"] = statistics.fmean(values)
+    return found
+
+
+def judge_metrics(episodes: Sequence[Played]) -> dict[str, float]:
+    """Summarise what judges said; episodes in which they failed are in `failed_grader`.
+
+    Args:
+        episodes: The valid ones of a batch.
+
+    Returns:
+        Means over the episodes with a verdict of the last one's score (`judge/score`), whether its
+        votes differed (`judge/disagreement`) and the judge gave none (`judge/unjudged`), of the
+        characters that it was shown (`judge/chars`), and of each criterion
+        (`judge/criterion.<name>`); nothing without a verdict.
+    """
+    names = sorted({name for each in episodes for name in each.numbers if name[:6] == "judge."})
+    found = {}
+    for name in names:
+        values = [each.numbers[name] for each in episodes if name in each.numbers]
+        found[f"judge/{name[6:]}"] = statistics.fmean(values)
     return found
 
 

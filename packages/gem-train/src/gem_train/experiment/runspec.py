@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 from gem.errors import ConfigurationError, DataError
 from gem.estimators import BUILT_IN, Estimator, check_name, estimator
+from gem.grading.judge.named import RULES
+from gem.grading.judge.settings import JudgeSettings
 from gem.json_lines import parse
 from gem.multi import all_seats
 from gem.rollout.play import Budget
@@ -228,6 +231,9 @@ class RunSpec:
     sampling: SamplingPart = field(default_factory=SamplingPart)
     eval: tuple[EvalPart, ...] = ()
     seed: int = setting("seed of sampling and of newly made weights", 0, least=0)
+    judge: Mapping[str, JudgeSettings] = setting(
+        'judges by name, which environments ask (`params.judge = "<name>"`)', {}
+    )
     landmarks: Mapping[str, float] = setting(
         "success rates to compare with, such as random play's; lines in the report, and nothing "
         "to a trainer",
@@ -257,6 +263,7 @@ class RunSpec:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
         spec._check_mixture()
+        spec._check_judges()
         return spec
 
     @classmethod
@@ -288,8 +295,9 @@ class RunSpec:
             defaults = asdict(EnvPart(self.env[0].id))
             always = ("id", "params", "seed")
             found["env"] = {k: v for k, v in env.items() if k in always or v != defaults[k]}
-        if not self.landmarks:
-            del found["landmarks"]
+        for part in ("judge", "landmarks"):
+            if not found[part]:
+                del found[part]
         return found
 
     def settings(self) -> dict[str, Any]:
@@ -492,6 +500,27 @@ class RunSpec:
                         f"{key}.schedule[{number}].iteration: the run has the iterations 0 to "
                         f"{iterations - 1}, got {stage.iteration}"
                     )
+
+    def _check_judges(self) -> None:
+        """Refuse judges that nobody asks, and names of judges that are not there."""
+        for name, judge in self.judge.items():
+            if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name == RULES:
+                raise ConfigurationError(
+                    f"judge.{name}: a name has letters, digits, - and _, and is not {RULES!r}"
+                )
+            judge.check(f"judge.{name}.")
+        params = [env.params_after(n) for env in self.env for n in range(len(env.schedule) + 1)]
+        params += [part.params for part in self.eval]
+        asked = {each["judge"] for each in params if isinstance(each.get("judge"), str)} - {RULES}
+        if missing := sorted(asked - self.judge.keys()):
+            raise ConfigurationError(
+                f"params.judge: there is no table [judge.{missing[0]}]; there is "
+                f"{', '.join(sorted(self.judge)) or 'none'}"
+            )
+        if unused := sorted(self.judge.keys() - asked):
+            raise ConfigurationError(
+                f"judge.{unused[0]}: no environment has params.judge = {unused[0]!r}"
+            )
 
 
 def _with_environments(data: Any) -> Any:
