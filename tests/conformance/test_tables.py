@@ -18,6 +18,7 @@ from gem.errors import ConfigurationError, MissingExtraError
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import ENTRY_POINT_GROUP, Adapter, Launch, find_adapter
+from gem_train.passes import Passes
 from gem_train.table import Elsewhere, Run, Table, Way, key_of, keys
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
@@ -290,3 +291,65 @@ def test_another_value_is_in_the_command_refused_or_told(
             or whole
             or told(other[0], key) & {"unmatched", "emulated"}
         ), f"{adapter.trainer}: {key} = {OTHER[key]!r} reaches nothing, and parity does not say so"
+
+
+SAME = {"hardware.learner.pass_tokens": 600, "training.tasks": 16}
+"""16 tasks of 2 episodes, of at most 320 tokens."""
+
+
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+def test_the_optimiser_steps_are_read_from_the_trainers_settings(
+    epochs: int, minibatches: int, adapter: Adapter, tmp_path: Path
+) -> None:
+    values = {"algorithm.epochs": epochs, "algorithm.minibatches": minibatches}
+    passes = passes_of(adapter, {**SAME, **values}, tmp_path)
+    assert passes.steps == epochs * minibatches
+    assert passes.settings
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(320, 1), (1000, 2), (5120, 8)])
+def test_a_pass_has_at_most_as_many_tokens_as_the_hardware_says(
+    tokens: int, rows: int, adapter: Adapter, tmp_path: Path
+) -> None:
+    """32 episodes on 4 ranks; a fixed number of rows divides the 8 of a rank."""
+    hardware = {"hardware.learner.pass_tokens": tokens}
+    passes = passes_of(adapter, {**SAME, **hardware}, tmp_path)
+    if passes.layout == "fixed":
+        rows *= 4 if adapter.table.trainer == "reference" else 1
+        assert (passes.rows, passes.tokens) == (rows, rows * 320)
+    elif passes.layout == "server":
+        assert (passes.rows, passes.tokens) == (None, None)
+    else:
+        assert (passes.rows, passes.tokens) == (None, tokens)
+
+
+def test_rows_of_turns_make_as_many_steps(adapter: Adapter, tmp_path: Path) -> None:
+    try:
+        passes = passes_of(adapter, {**SAME, "policy.context": "concat"}, tmp_path)
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    assert passes.steps == 1
+
+
+def test_a_commands_passes_survive_the_way_between_environments(
+    adapter: Adapter, tmp_path: Path
+) -> None:
+    launch = compiled_in_full(adapter, SAME, tmp_path)
+    assert launch.passes is not None
+    assert Launch.from_json(launch.to_json()) == launch
+
+
+def passes_of(adapter: Adapter, values: dict[str, Any], folder: Path) -> Passes:
+    """How the trainer of this environment divides the batches of a plain run."""
+    passes = compiled_in_full(adapter, values, folder).passes
+    assert passes is not None, "the adapter does not tell"
+    return passes
+
+
+def compiled_in_full(adapter: Adapter, values: dict[str, Any], folder: Path) -> Launch:
+    """Compile a plain run with other values."""
+    spec, hardware = with_values({**plain(adapter.table.trainer), **values})
+    try:
+        return adapter.compile(spec, run_dir=folder, hardware=hardware)
+    except MissingExtraError as error:
+        pytest.skip(f"the trainer lives in another environment: {error}")

@@ -28,6 +28,7 @@ from gem.tables import flatten
 from gem_train import pairs
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
+from gem_train.passes import Passes
 from gem_train.platforms import Platform
 from gem_train.settings import NO_STATE, Refusal, refuse_values
 from gem_train.table import Parity, Run, Table
@@ -57,6 +58,8 @@ class Launch:
     state: list[str] = field(default_factory=list)
     """Files and folders in the run folder, beside the record, that the trainer would go on from if
     an earlier run had left them."""
+    passes: Passes | None = None
+    """How the trainer divides a batch, as its settings say; None: the adapter does not tell."""
 
     @classmethod
     def of(
@@ -93,7 +96,9 @@ class Launch:
     def from_json(cls, text: str) -> Launch:
         """Rebuild from `to_json`."""
         data = parse_as(text, dict[str, Any], "the command")
-        return cls(**{**data, "parity": [Parity(**each) for each in data["parity"]]})
+        parity = [Parity(**each) for each in data["parity"]]
+        passes = data.get("passes")
+        return cls(**{**data, "parity": parity, "passes": passes and Passes(**passes)})
 
 
 @dataclass(frozen=True)

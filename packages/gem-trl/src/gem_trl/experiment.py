@@ -364,17 +364,27 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
         "per_device_eval_batch_size": 64,
         **given,
     }
-    decided = _decided(spec, folder, processes, values.pop("per_device_train_batch_size"))
-    if both := ", ".join(values.keys() & decided.keys()):
+    fixed = decided(spec, folder, processes, values.pop("per_device_train_batch_size"))
+    if both := ", ".join(values.keys() & fixed.keys()):
         raise ConfigurationError(f"GRPOConfig: the experiment decides {both}; leave it out")
     try:
-        return GRPOConfig(**values, **decided)
+        return GRPOConfig(**values, **fixed)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"GRPOConfig: {error}") from error
 
 
-def _decided(spec: RunSpec, folder: Path, processes: int, most: int) -> dict[str, Any]:
-    """Return the fields that follow from an experiment; `most` episodes fit a forward pass."""
+def decided(spec: RunSpec, folder: Path, processes: int, most: int) -> dict[str, Any]:
+    """Return the fields of GRPOConfig that follow from an experiment.
+
+    Args:
+        spec: The experiment.
+        folder: Of the record.
+        processes: Number of processes that train.
+        most: Episodes that fit a forward pass.
+
+    Raises:
+        ConfigurationError: The episodes do not divide among processes and minibatches.
+    """
     minibatches, size = spec.algorithm.minibatches, spec.training.group_size
     rows, left = divmod(spec.episodes, processes * minibatches)
     if left:
