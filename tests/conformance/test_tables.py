@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, MissingExtraError
+from gem_train.experiment.agreement import NAMES
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import ENTRY_POINT_GROUP, Adapter, Launch, find_adapter
@@ -353,3 +354,32 @@ def compiled_in_full(adapter: Adapter, values: dict[str, Any], folder: Path) -> 
         return adapter.compile(spec, run_dir=folder, hardware=hardware)
     except MissingExtraError as error:
         pytest.skip(f"the trainer lives in another environment: {error}")
+
+
+ONE, TWO = {"algorithm.minibatches": 1}, {"algorithm.minibatches": 2}
+COOLED = {"sampling.temperature": 0.7}
+FEWER = {"sampling.top_p": 0.9}
+GAP = set(NAMES)
+UNTOLD: dict[str, list[tuple[dict[str, Any], set[str]]]] = {
+    "reference": [(ONE, set()), (FEWER, GAP), (COOLED, set())],
+    "verl": [(ONE, set()), (FEWER, GAP), (COOLED, set())],
+    "openrlhf": [(ONE, set()), (COOLED, GAP), (COOLED | {"algorithm.tis_clip": 2.0}, set())],
+    "oat": [(ONE, set()), (COOLED, GAP)],
+    "rl2": [(ONE, GAP), (TWO, set()), ({"algorithm.kl_coef": 0.1}, set())],
+    "skyrl": [(ONE, set()), (COOLED, set()), (COOLED | FEWER, GAP), (FEWER, set())],
+    "roll": [(ONE, GAP), (TWO, set()), (TWO | COOLED, GAP)],
+    "tinker": [(ONE, set())],
+    "trl": [
+        (ONE, GAP),  # without vLLM
+        ({"algorithm.loss": "cispo"}, {*GAP, "clip_fraction"}),
+        ({"algorithm.ratio": "sequence", "algorithm.advantage": "grpo"}, {*GAP, "clip_fraction"}),
+    ],
+}
+"""Metrics that a trainer cannot give with other values than a plain run's; docs/records.md."""
+
+
+def test_metrics_that_a_trainer_cannot_give_are_named(adapter: Adapter, tmp_path: Path) -> None:
+    for values, names_of_metrics in UNTOLD[adapter.table.trainer]:
+        launch = compiled_in_full(adapter, {**SAME, **values}, tmp_path)
+        assert set(launch.untold) == names_of_metrics, values
+        assert Launch.from_json(launch.to_json()).untold == launch.untold

@@ -52,7 +52,7 @@ def _compile(args: argparse.Namespace) -> int:
     from gem_bench import dividing
     from gem_bench.adapters import compile_launch
     from gem_bench.models import is_made, resolved
-    from gem_bench.parity import command_text, parity_text
+    from gem_bench.parity import command_text, parity_text, untold_text
 
     if args.to is None:
         return _divide(args)
@@ -72,6 +72,8 @@ def _compile(args: argparse.Namespace) -> int:
     for name in launch.files:
         print(f"\nneeds the file {run_dir / name} (`gem-bench run` writes it)")
     print(f"\n{parity_text(flatten(spec.settings()), launch.parity)}")
+    if launch.untold:
+        print("\n" + "\n".join(untold_text(launch.untold)))
     if launch.passes is not None:
         print("\n" + "\n".join(dividing.table({args.to: launch.passes})))
     return 0

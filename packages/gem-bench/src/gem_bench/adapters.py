@@ -241,6 +241,7 @@ REFERENCE = Table(
         "hardware.learner.attention": Ignored(),
     },
     others=(entries.optimizer_weights("torch's AdamW; passes in bf16 are under autocast"),),
+    untold=(entries.untold(lambda run: not run.spec.sampling.whole, entries.OTHER_DISTRIBUTION),),
 )
 """The reference trainer defines every setting of the spec."""
 

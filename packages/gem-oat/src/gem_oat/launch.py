@@ -195,6 +195,7 @@ TABLE = Table(
         entries.critic_head,
         entries.optimizer_weights("DeepSpeed's ZeRO keeps them beside those in bf16"),
     ),
+    untold=(entries.untold(lambda run: run.spec.sampling.temperature != 1, _RAW),),
     fused=lambda spec: not logit_scales(spec.policy.model),
 )
 """How oat realises each setting: its own flags, and GEM's, which begin with `gem_`."""

@@ -190,6 +190,14 @@ def _correction(run: Run) -> dict[str, Any]:
     }
 
 
+def _other_distribution(run: Run) -> bool:
+    """Whether vLLM reports other log-probabilities; with a correction those that it draws with."""
+    sampling = run.spec.sampling
+    if run.spec.algorithm.tis_clip is not None:
+        return not sampling.whole
+    return sampling.temperature != 1
+
+
 def _passes(run: Run) -> dict[str, Any]:
     share = run.step_episodes // run.hardware.ranks
     fitting = run.pass_tokens // run.spec.policy.tokens
@@ -357,6 +365,7 @@ TABLE = Table(
             "DeepSpeed's ZeRO keeps them beside those in bf16", "ds.param_dtype"
         ),
     ),
+    untold=(entries.untold(_other_distribution, entries.OTHER_DISTRIBUTION),),
 )
 """How OpenRLHF realises each setting: flags, and settings of the agent file."""
 

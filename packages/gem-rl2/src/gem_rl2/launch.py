@@ -282,6 +282,12 @@ TABLE = Table(
         entries.critic_head,
         entries.optimizer_weights("AdamW on FSDP's shards of fp32 weights"),
     ),
+    untold=(
+        entries.untold(
+            lambda run: run.spec.steps == 1 and not run.spec.algorithm.kl_coef,
+            "RL2 computes no log-probabilities before the only update of a batch",
+        ),
+    ),
 )
 """How RL2 realises each setting: its keys, and GEM's, which begin with `gem.`."""
 

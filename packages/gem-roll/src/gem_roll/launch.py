@@ -323,6 +323,16 @@ TABLE = Table(
             *(f"{part}.{_PARAM_DTYPE}" for part in ("actor_train", "critic")),
         ),
     ),
+    untold=(
+        entries.untold(
+            lambda run: run.spec.steps == 1,
+            "ROLL computes no log-probabilities before the only update of a batch",
+        ),
+        entries.untold(
+            lambda run: run.spec.steps > 1 and run.spec.sampling.temperature != 1,
+            entries.OTHER_DISTRIBUTION,
+        ),
+    ),
 )
 """How ROLL realises each setting: keys of its configuration, with dots between tables."""
 

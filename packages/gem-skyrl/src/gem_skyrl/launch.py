@@ -447,6 +447,12 @@ TABLE = Table(
         entries.critic_head,
         entries.optimizer_weights("AdamW on FSDP's shards"),
     ),
+    untold=(
+        entries.untold(
+            lambda run: run.spec.sampling.temperature != 1 and not run.spec.sampling.whole,
+            entries.OTHER_DISTRIBUTION,
+        ),
+    ),
 )
 """How SkyRL realises each setting."""
 

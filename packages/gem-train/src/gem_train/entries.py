@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TypeAlias
 
 from gem.multi import agents, all_seats
+from gem_train.experiment.agreement import NAMES
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.runspec import RunSpec
 from gem_train.experiment.tasksets import EvalSampling
@@ -352,6 +353,24 @@ def optimizer_weights(how: str, *keys: str) -> Callable[[Run], Iterator[Parity]]
         yield Parity(OPTIMIZER_WEIGHTS, "matched", f"fp32: {how}")
 
     return said
+
+
+def untold(
+    when: Callable[[Run], object], why: str, metrics: Collection[str] = NAMES
+) -> Callable[[Run], dict[str, str]]:
+    """Say which metrics of the record a trainer cannot give; for `Table.untold`.
+
+    Args:
+        when: Whether it cannot, in this run.
+        why: Of the trainer, a sentence without its full stop.
+        metrics: Their names; by default those that compare the trainer with its sampler.
+    """
+    return lambda run: dict.fromkeys(metrics, why) if when(run) else {}
+
+
+OTHER_DISTRIBUTION = (
+    "the sampler's log-probabilities are of another distribution than the trainer's"
+)
 
 
 def most_agents(spec: RunSpec) -> int:

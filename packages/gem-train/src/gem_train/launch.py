@@ -58,6 +58,9 @@ class Launch:
     state: list[str] = field(default_factory=list)
     """Files and folders in the run folder, beside the record, that the trainer would go on from if
     an earlier run had left them."""
+    untold: dict[str, str] = field(default_factory=dict)
+    """Metrics of the record (`gem_train.experiment.agreement`, `clip_fraction`) that the trainer
+    cannot give in this run, and why."""
     passes: Passes | None = None
     """How the trainer divides a batch, as its settings say; None: the adapter does not tell."""
 
@@ -159,7 +162,11 @@ class Adapter:
         made = self.compiler(run)
         untried = list(pairs.check(self.pairs, spec, hardware, self.attention or run.attention))
         together = [Parity("together", "untried", "; ".join(untried))] if untried else []
-        return replace(made, parity=[*self.table.parity(run), *made.parity, *together])
+        return replace(
+            made,
+            parity=[*self.table.parity(run), *made.parity, *together],
+            untold={**self.table.missing(run), **made.untold},
+        )
 
 
 def unknown_trainer(name: str, known: Iterable[str]) -> str:

@@ -296,6 +296,18 @@ TABLE = Table(
         entries.optimizer_weights("TRL loads them in fp32, passes are under autocast"),
         _uncorrected,
     ),
+    untold=(
+        entries.untold(
+            lambda run: run.spec.algorithm.loss == "cispo",
+            "TRL's cispo_clip_ratio leaves tokens with an advantage below 0 out",
+            ["clip_fraction"],
+        ),
+        entries.untold(
+            lambda run: run.spec.algorithm.loss == "ppo" and run.spec.algorithm.ratio == "sequence",
+            "TRL's clip_ratio/region_mean is a share of rows, not of tokens",
+            ["clip_fraction"],
+        ),
+    ),
     fused=lambda spec: True,
 )
 """How TRL realises each setting."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gem_train import platforms
+from gem_train import entries, platforms
 from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import Adapter, Launch, executor_variable
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
@@ -43,7 +43,15 @@ def _compile(run: Run) -> Launch:
         files={SPEC_FILE: json.dumps(run.spec.to_mapping(), indent=2) + "\n"},
         state=[CHECKPOINTS],
         passes=_forward(run, settings),
+        untold=_untold(run, served=bool(settings.get("use_vllm"))),
     )
+
+
+def _untold(run: Run, *, served: bool) -> dict[str, str]:
+    """Return the metrics that TRL cannot give of what vLLM or its own model has sampled."""
+    alone = "TRL's own model samples, and tells no log-probabilities"
+    why = entries.OTHER_DISTRIBUTION if served else alone
+    return entries.untold(lambda run: not (served and run.spec.sampling.whole), why)(run)
 
 
 def _forward(run: Run, settings: Mapping[str, Any]) -> Passes:

@@ -462,6 +462,7 @@ TABLE = Table(
             "fsdp_config.model_dtype=fp32, AdamW on FSDP's shards", *_both("{fsdp}.model_dtype")
         ),
     ),
+    untold=(entries.untold(lambda run: not run.spec.sampling.whole, entries.OTHER_DISTRIBUTION),),
     fused=lambda spec: fuses(spec.policy.model),
 )
 """How verl realises each setting."""
