@@ -383,3 +383,42 @@ def test_metrics_that_a_trainer_cannot_give_are_named(adapter: Adapter, tmp_path
         launch = compiled_in_full(adapter, {**SAME, **values}, tmp_path)
         assert set(launch.untold) == names_of_metrics, values
         assert Launch.from_json(launch.to_json()).untold == launch.untold
+
+
+MODES = {
+    "verl": "trainer.v1.trainer_mode",
+    "openrlhf": "train.async_enable",
+    "skyrl": "trainer.fully_async",
+    "trl": "GemAsyncGRPOTrainer",
+    "oat": "asynchronous",
+    "roll": "async_generation_ratio",
+    "rl2": "every batch is sampled with the weights that it trains",
+    "tinker": "every batch is sampled with the weights that it trains",
+}
+"""What an adapter names when it refuses `training.staleness`; the reference has it."""
+SWITCHES = {"openrlhf": "train.async_enable", "skyrl": "trainer.fully_async.enabled"}
+
+
+def test_staleness_is_compiled_or_refused_with_the_trainers_asynchronous_mode(
+    adapter: Adapter, tmp_path: Path
+) -> None:
+    trainer = adapter.table.trainer
+    spec, hardware = with_values({**plain(trainer), "training.staleness": 1})
+    if trainer == "reference":
+        assert adapter.compile(spec, run_dir=tmp_path, hardware=hardware).argv
+        return
+    with pytest.raises(ConfigurationError, match="^training.staleness: ") as error:
+        adapter.compile(spec, run_dir=tmp_path, hardware=hardware, unchecked=True)
+    assert MODES[trainer] in str(error.value)
+    assert str(error.value).endswith("set it to 0, got 1")
+
+
+def test_an_asynchronous_mode_that_is_asked_for_is_told(adapter: Adapter, tmp_path: Path) -> None:
+    trainer = adapter.table.trainer
+    if trainer not in SWITCHES:
+        pytest.skip("no native setting turns one on")
+    spec, hardware = with_values(plain(trainer))
+    for value, status in ((True, "unmatched"), (False, "matched")):
+        native = hardware.with_native(trainer, {SWITCHES[trainer]: value})
+        launch = adapter.compile(spec, run_dir=tmp_path, hardware=native)
+        assert told(launch, "training.staleness") == {status}

@@ -160,7 +160,10 @@ TABLE = Table(
         "optimizer.eps": Fixed(1e-8, "oat's optimiser has 1e-8, and no flag"),
         "optimizer.weight_decay": (Copied("l2"), entries.NO_DECAY),
         "optimizer.grad_clip": Copied("max_norm"),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "oat's asynchronous mode (asynchronous, sync_params_every) does not say which"
+            " weights have sampled",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Computed(
             lambda run: {"max_train": run.spec.training.tasks * run.spec.training.iterations},

@@ -331,7 +331,10 @@ TABLE = Table(
             entries.NO_DECAY,
         ),
         "optimizer.grad_clip": Copied(("actor.max_norm", "critic.max_norm")),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "OpenRLHF's asynchronous mode (train.async_enable) bounds how old weights are",
+            "train.async_enable",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Elsewhere("rows of data.prompt_dataset"),
         "training.tasks": Copied("rollout.batch_size"),

@@ -276,7 +276,10 @@ TABLE = Table(
         "optimizer.grad_clip": Copied("max_grad_norm"),
         **entries.ALL_CANDIDATES,
         **entries.plain_correction("ROLL, as it is compiled,"),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "ROLL's asynchronous mode (async_generation_ratio) bounds how old weights "
+            "are, and was never tried here",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("max_steps"),
         "training.tasks": Copied("train_env_manager.num_env_groups"),

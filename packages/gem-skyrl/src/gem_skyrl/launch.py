@@ -404,7 +404,11 @@ TABLE = Table(
         "optimizer.eps": Fixed(1e-8, "SkyRL has no setting for it"),
         "optimizer.weight_decay": Copied(_of_trained("optimizer_config.weight_decay")),
         "optimizer.grad_clip": Copied(_of_trained("optimizer_config.max_grad_norm")),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "SkyRL's asynchronous loop (trainer.fully_async) bounds how many groups are "
+            "ahead in all, and single ones may be older",
+            "trainer.fully_async.enabled",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Elsewhere(f"rows of {TRAIN_FILE}"),
         "training.tasks": Copied("trainer.train_batch_size"),

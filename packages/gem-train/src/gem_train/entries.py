@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gem.multi import agents, all_seats
 from gem_train.experiment.agreement import NAMES
@@ -51,6 +51,31 @@ SYNCHRONOUS: Part = {
     "training.staleness": Fixed(0, "every batch is sampled with the weights that it trains")
 }
 """Of a trainer, or an adapter, that samples and trains in turn."""
+
+
+def bounded_staleness(how: str, *switches: str) -> Part:
+    """Return the entry of a trainer whose asynchronous mode does not fix how old weights are.
+
+    Args:
+        how: What the mode does instead, a sentence without its full stop.
+        *switches: Native settings that turn it on; a run that has one is not of staleness 0.
+    """
+
+    def asynchronous(run: Run, value: Any) -> bool:
+        given = {name.lstrip("+"): on for name, on in run.native.items()}
+        return any(given.get(name) for name in switches)
+
+    return {
+        "training.staleness": (
+            Fixed(0, f"{how}; the key fixes it for every batch"),
+            Departs(
+                asynchronous,
+                f"{' or '.join(switches)}: sampled with older weights while it trains",
+                "unmatched",
+            ),
+        )
+    }
+
 
 FIXED_REFERENCE: Part = {
     "algorithm.kl_reset": Fixed(None, "the penalty is to the initial policy"),

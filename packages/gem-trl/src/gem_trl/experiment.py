@@ -260,7 +260,10 @@ TABLE = Table(
         "optimizer.eps": Copied("adam_epsilon"),
         "optimizer.weight_decay": (Copied("weight_decay"), entries.NO_DECAY),
         "optimizer.grad_clip": Copied("max_grad_norm"),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "TRL's asynchronous trainer (GemAsyncGRPOTrainer, in a program of one's own) "
+            "bounds how old a sample is, and an optimiser step mixes versions",
+        ),
         "training.extra_batches": (
             Copied(f"{GEM}extra_batches"),
             entries.without_schedule("the tasks of extra batches are rows of a dataset"),

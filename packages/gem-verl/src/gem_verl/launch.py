@@ -425,7 +425,10 @@ TABLE = Table(
         "optimizer.eps": Copied(_both("+{part}.optim.override_optimizer_config.eps")),
         "optimizer.weight_decay": Copied(_both("{part}.optim.weight_decay")),
         "optimizer.grad_clip": Copied(_both("{part}.optim.clip_grad")),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "verl's asynchronous modes (trainer.v1.trainer_mode) bound how old weights "
+            "are, and mix versions in a batch",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("trainer.total_training_steps"),
         "training.tasks": Copied("data.train_batch_size"),
