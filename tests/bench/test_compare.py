@@ -303,6 +303,19 @@ def test_a_limit_of_updates_that_acts_in_one_run_only_is_named(tmp_path: Path) -
     assert "tis_" in weights and "e: not recorded" in weights
 
 
+def test_a_metric_that_one_trainer_cannot_give_is_named_where_another_does(tmp_path: Path) -> None:
+    untold = {"sampler_kl": "it computes none", "mismatched_tokens": "it computes none"}
+    silent = write(tmp_path / "a", [0.5], trainer="rl2", meta={"untold": untold})
+    telling = write(tmp_path / "b", [0.5], trainer="verl")
+    other = write(tmp_path / "c", [0.5], trainer="oat")
+    line = json.loads((telling / "metrics.jsonl").read_text())
+    (telling / "metrics.jsonl").write_text(json.dumps(line | {"sampler_kl": 1e-9}) + "\n")
+    assert compare(load_runs([silent, telling])).notes == [
+        "rl2: not recorded: sampler_kl (it computes none)"
+    ]
+    assert compare(load_runs([silent, other])).notes == []
+
+
 def vars_of(folder: Path) -> dict[str, float]:
     """Metrics of updates in the record of a run."""
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])

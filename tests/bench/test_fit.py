@@ -13,7 +13,18 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem_bench.__main__ import main
-from gem_bench.fit import GB, PHASES, TRAINERS, Tiles, advise, check, estimate, unknown
+from gem_bench.adapters import WITH_ADAPTERS
+from gem_bench.fit import (
+    GB,
+    PHASES,
+    TRAINERS,
+    Tiles,
+    advise,
+    check,
+    estimate,
+    not_estimated,
+    unknown,
+)
 from gem_bench.runspec import SHIPPED, load_hardware, load_spec
 from gem_bench.shape import PUBLISHED, Shape, find_config, qwen3
 from gem_train.experiment.hardware import Hardware
@@ -389,6 +400,26 @@ def test_advice_names_what_helps() -> None:
     short, steps = game("Qwen3-32B", "oat", **eight)
     assert short > 0
     assert "nodes" not in dict(steps)  # oat has one
+
+
+def test_every_adapter_that_comes_with_gem_bench_is_known() -> None:
+    assert {*WITH_ADAPTERS, "reference"} == {*TRAINERS, "tinker"}
+    assert not_estimated("tinker", Hardware()) is not None
+
+
+def test_skyrls_models_leave_the_gpu_to_its_engines() -> None:
+    algorithm = {"advantage": "gae", "kl_coef": 0.1}
+    spec = experiment(algorithm=algorithm, training={"precision": "bf16"})
+    shape = SHAPES["Qwen3-1.7B"]
+    found = estimate("skyrl", spec, Hardware(), shape)
+    assert found.phases["sample"].keys() == {"engine", "other"}
+    # SkyRL's own default of `gpu_memory_utilization`.
+    assert found.phases["sample"]["engine"] == 0.8 * 80 * GB
+    states = {"weights": 4, "gradients": 4, "optimizer": 8}
+    for name, size in states.items():
+        assert found.phases["learn"][name] == size * shape.parameters
+    shared = estimate("skyrl", spec, Hardware(gpus_per_node=4), shape)
+    assert shared.phases["learn"]["optimizer"] == 2 * shape.parameters
 
 
 def test_offload_helps_where_the_trainer_offloads() -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, MissingExtraError
+from gem_train.experiment.agreement import NAMES
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import ENTRY_POINT_GROUP, Adapter, Launch, find_adapter
+from gem_train.passes import Passes
 from gem_train.table import Elsewhere, Run, Table, Way, key_of, keys
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
@@ -290,3 +292,133 @@ def test_another_value_is_in_the_command_refused_or_told(
             or whole
             or told(other[0], key) & {"unmatched", "emulated"}
         ), f"{adapter.trainer}: {key} = {OTHER[key]!r} reaches nothing, and parity does not say so"
+
+
+SAME = {"hardware.learner.pass_tokens": 600, "training.tasks": 16}
+"""16 tasks of 2 episodes, of at most 320 tokens."""
+
+
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (2, 1), (1, 2), (2, 4)])
+def test_the_optimiser_steps_are_read_from_the_trainers_settings(
+    epochs: int, minibatches: int, adapter: Adapter, tmp_path: Path
+) -> None:
+    values = {"algorithm.epochs": epochs, "algorithm.minibatches": minibatches}
+    passes = passes_of(adapter, {**SAME, **values}, tmp_path)
+    assert passes.steps == epochs * minibatches
+    assert passes.settings
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(320, 1), (1000, 2), (5120, 8)])
+def test_a_pass_has_at_most_as_many_tokens_as_the_hardware_says(
+    tokens: int, rows: int, adapter: Adapter, tmp_path: Path
+) -> None:
+    """32 episodes on 4 ranks; a fixed number of rows divides the 8 of a rank."""
+    hardware = {"hardware.learner.pass_tokens": tokens}
+    passes = passes_of(adapter, {**SAME, **hardware}, tmp_path)
+    if passes.layout == "fixed":
+        rows *= 4 if adapter.table.trainer == "reference" else 1
+        assert (passes.rows, passes.tokens) == (rows, rows * 320)
+    elif passes.layout == "server":
+        assert (passes.rows, passes.tokens) == (None, None)
+    else:
+        assert (passes.rows, passes.tokens) == (None, tokens)
+
+
+def test_rows_of_turns_make_as_many_steps(adapter: Adapter, tmp_path: Path) -> None:
+    try:
+        passes = passes_of(adapter, {**SAME, "policy.context": "concat"}, tmp_path)
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    assert passes.steps == 1
+
+
+def test_a_commands_passes_survive_the_way_between_environments(
+    adapter: Adapter, tmp_path: Path
+) -> None:
+    launch = compiled_in_full(adapter, SAME, tmp_path)
+    assert launch.passes is not None
+    assert Launch.from_json(launch.to_json()) == launch
+
+
+def passes_of(adapter: Adapter, values: dict[str, Any], folder: Path) -> Passes:
+    """How the trainer of this environment divides the batches of a plain run."""
+    passes = compiled_in_full(adapter, values, folder).passes
+    assert passes is not None, "the adapter does not tell"
+    return passes
+
+
+def compiled_in_full(adapter: Adapter, values: dict[str, Any], folder: Path) -> Launch:
+    """Compile a plain run with other values."""
+    spec, hardware = with_values({**plain(adapter.table.trainer), **values})
+    try:
+        return adapter.compile(spec, run_dir=folder, hardware=hardware)
+    except MissingExtraError as error:
+        pytest.skip(f"the trainer lives in another environment: {error}")
+
+
+ONE, TWO = {"algorithm.minibatches": 1}, {"algorithm.minibatches": 2}
+COOLED = {"sampling.temperature": 0.7}
+FEWER = {"sampling.top_p": 0.9}
+GAP = set(NAMES)
+UNTOLD: dict[str, list[tuple[dict[str, Any], set[str]]]] = {
+    "reference": [(ONE, set()), (FEWER, GAP), (COOLED, set())],
+    "verl": [(ONE, set()), (FEWER, GAP), (COOLED, set())],
+    "openrlhf": [(ONE, set()), (COOLED, GAP), (COOLED | {"algorithm.tis_clip": 2.0}, set())],
+    "oat": [(ONE, set()), (COOLED, GAP)],
+    "rl2": [(ONE, GAP), (TWO, set()), ({"algorithm.kl_coef": 0.1}, set())],
+    "skyrl": [(ONE, set()), (COOLED, set()), (COOLED | FEWER, GAP), (FEWER, set())],
+    "roll": [(ONE, GAP), (TWO, set()), (TWO | COOLED, GAP)],
+    "tinker": [(ONE, set())],
+    "trl": [
+        (ONE, GAP),  # without vLLM
+        ({"algorithm.loss": "cispo"}, {*GAP, "clip_fraction"}),
+        ({"algorithm.ratio": "sequence", "algorithm.advantage": "grpo"}, {*GAP, "clip_fraction"}),
+    ],
+}
+"""Metrics that a trainer cannot give with other values than a plain run's; docs/records.md."""
+
+
+def test_metrics_that_a_trainer_cannot_give_are_named(adapter: Adapter, tmp_path: Path) -> None:
+    for values, names_of_metrics in UNTOLD[adapter.table.trainer]:
+        launch = compiled_in_full(adapter, {**SAME, **values}, tmp_path)
+        assert set(launch.untold) == names_of_metrics, values
+        assert Launch.from_json(launch.to_json()).untold == launch.untold
+
+
+MODES = {
+    "verl": "trainer.v1.trainer_mode",
+    "openrlhf": "train.async_enable",
+    "skyrl": "trainer.fully_async",
+    "trl": "GemAsyncGRPOTrainer",
+    "oat": "asynchronous",
+    "roll": "async_generation_ratio",
+    "rl2": "every batch is sampled with the weights that it trains",
+    "tinker": "every batch is sampled with the weights that it trains",
+}
+"""What an adapter names when it refuses `training.staleness`; the reference has it."""
+SWITCHES = {"openrlhf": "train.async_enable", "skyrl": "trainer.fully_async.enabled"}
+
+
+def test_staleness_is_compiled_or_refused_with_the_trainers_asynchronous_mode(
+    adapter: Adapter, tmp_path: Path
+) -> None:
+    trainer = adapter.table.trainer
+    spec, hardware = with_values({**plain(trainer), "training.staleness": 1})
+    if trainer == "reference":
+        assert adapter.compile(spec, run_dir=tmp_path, hardware=hardware).argv
+        return
+    with pytest.raises(ConfigurationError, match="^training.staleness: ") as error:
+        adapter.compile(spec, run_dir=tmp_path, hardware=hardware, unchecked=True)
+    assert MODES[trainer] in str(error.value)
+    assert str(error.value).endswith("set it to 0, got 1")
+
+
+def test_an_asynchronous_mode_that_is_asked_for_is_told(adapter: Adapter, tmp_path: Path) -> None:
+    trainer = adapter.table.trainer
+    if trainer not in SWITCHES:
+        pytest.skip("no native setting turns one on")
+    spec, hardware = with_values(plain(trainer))
+    for value, status in ((True, "unmatched"), (False, "matched")):
+        native = hardware.with_native(trainer, {SWITCHES[trainer]: value})
+        launch = adapter.compile(spec, run_dir=tmp_path, hardware=native)
+        assert told(launch, "training.staleness") == {status}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import worlds
 
 # Everything here needs the environment that `make env-openrlhf` builds.
 if importlib.util.find_spec("openrlhf") is None:
@@ -23,19 +22,10 @@ elif os.environ.get("GEM_CPU") == "1":
     openrlhf_plugin.install()
 
 
-def _world() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("world", Path(__file__).with_name("world.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["world"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def world() -> ModuleType:
     """The helpers of world.py."""
-    return _world()
+    return worlds.load(__file__)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from gem.advantage import reinforce
 from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem.trajectory import Trajectory, turn_table
+from gem_openrlhf.advantage import read_rows
 from gem_openrlhf.rollout import FAILED
 from gem_train.record import read_run
 from gem_train.testing.golden import golden_batch
@@ -155,9 +157,12 @@ def test_the_distance_from_the_engines_logprobs_is_logged(world: Any, made: Any)
             start = len(row.prompt_ids) - 1
             theirs = torch.tensor(row.logprobs) + 0.5 * torch.tensor(row.mask)
             experience.action_log_probs[place, start : start + len(theirs)] = theirs
-    done = maker.compute_advantages_and_returns(prepared)
-    distances = torch.cat([e.info["gem/logprob_difference"] for e in done])
+    found = maker._agreement(prepared, read_rows(prepared, 1), maker.gem).metrics()
+    distances = torch.cat([e.info["gem/logprob_difference"] for e in prepared])
     assert distances.tolist() == pytest.approx([0.5, 0.5])
+    assert found["sampler_kl"] == pytest.approx(math.exp(0.5) - 1.5, rel=1e-4)
+    assert found["logprob_difference_mean"] == pytest.approx(0.5, rel=1e-4)
+    assert found["mismatched_tokens"] == 0
 
 
 def test_no_distance_is_logged_between_different_distributions(world: Any, made: Any) -> None:

@@ -8,79 +8,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
+import ranks
 from real_runs import TIMEOUT_S, log, started
 
 from gem_openrlhf.launch import adapter
-from gem_train.experiment.hardware import CPU
-from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import Launch
 from gem_train.record import RunRecord, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-ROOT = Path(__file__).parents[2]
-ITERATIONS = 3
-SAME = 1e-5
-FLAKY = """
-from gem import register
-from gem.envs.games.guess_the_number import GuessTheNumber
-
-
-class Flaky(GuessTheNumber):
-    def reset(self, seed=None, **options):
-        self.number = seed
-        return super().reset(seed, **options)
-
-    def step(self, action):
-        if self.number % 8 == 5:
-            raise OSError("sandbox gone")
-        return super().step(action)
-
-
-register("test:Flaky-v0", Flaky)
-"""
-
-
+# Where a gradient is next to nothing, Adam with a smaller eps makes much of how it is rounded.
+OPTIMIZER = {"eps": 1e-5}
+# OpenRLHF weighs the ranks' losses twice in its logs.
+METRICS = ("grad_norm", "return_mean", "episodes", "failed_episodes")
 DYNAMIC = {
     "train.dynamic_batch_enable": True,
     "train.max_tokens_per_gpu": 400,
     "rollout.max_tokens_per_gpu": 300,
 }
+"""Rows without padding in forward passes of at most so many tokens."""
 
 
-def launch(folder: Path, ranks: int, *, flaky: bool = False, packed: bool = False) -> Launch:
-    """Greedy games of one to four turns.
-
-    Args:
-        folder: Of the run.
-        ranks: Their number, and that of the engines.
-        flaky: Let one episode in eight fail.
-        packed: Put rows without padding into forward passes of at most so many tokens.
-    """
-    from gem_cpu import tiny_model
-
-    recipe = ROOT / "recipes" / "guess-easy-greedy.toml"
-    data = tomllib.loads(recipe.read_text(encoding="utf-8"))
-    data["policy"]["model"] = str(tiny_model.ensure())
-    data["training"] |= {"iterations": ITERATIONS, "max_failed_fraction": 0.3}
-    # Where a gradient is next to nothing, Adam with a smaller eps makes much of how it is rounded.
-    data["optimizer"]["eps"] = 1e-5
-    folder.mkdir()
-    machine = replace(CPU, gpus_per_node=ranks).with_native("openrlhf", DYNAMIC if packed else {})
-    made = adapter.compile(RunSpec.from_mapping(data), run_dir=folder, hardware=machine)
-    files = dict(made.files)
-    if flaky:
-        files["agent.py"] = FLAKY + files["agent.py"]
-        files["train.jsonl"] = files["train.jsonl"].replace(data["env"]["id"], "test:Flaky-v0")
-    return replace(made, files=files, env={**made.env, "GEM_RECORD_ROWS": "1"})
+def launch(folder: Path, number: int, *, fails: bool = False, packed: bool = False) -> Launch:
+    """Greedy games with so many ranks; with `fails` one in eight fails."""
+    native = DYNAMIC if packed else None
+    made = ranks.compiled(adapter, folder, number, OPTIMIZER, native, fails=fails)
+    if not fails:
+        return made
+    return replace(made, files={**made.files, "agent.py": ranks.FLAKY + made.files["agent.py"]})
 
 
-def train(folder: Path, ranks: int, **kind: bool) -> RunRecord:
-    with started(launch(folder, ranks, **kind), folder) as process:
-        status = process.wait(TIMEOUT_S)
-    assert status == 0, log(folder)[-4000:]
-    return read_run(folder)
+def train(folder: Path, number: int, **kind: bool) -> RunRecord:
+    return ranks.trained(launch(folder, number, **kind), folder)
 
 
 def weights(run: RunRecord) -> Any:
@@ -89,31 +48,14 @@ def weights(run: RunRecord) -> Any:
     return load_file(run.folder / "model" / "model.safetensors")
 
 
-def rows(run: RunRecord) -> dict[Any, Any]:
-    """What is trained on, by iteration and task; episodes come in the order in which they end."""
-    return {(e.iteration, e.trajectory.task.seed): e for e in run.episodes()}
-
-
 def check_equal(one: RunRecord, two: RunRecord) -> None:
-    for a, b in zip(one.metrics, two.metrics, strict=True):
-        # OpenRLHF weighs the ranks' losses twice in its logs.
-        for name in ("grad_norm", "return_mean", "episodes", "failed_episodes"):
-            assert b[name] == pytest.approx(a[name], rel=SAME, abs=SAME), name
-        # The engines got the weights: what they report is what the ranks compute.
-        assert b["logprob_difference_max"] < SAME
-    mine, theirs = rows(one), rows(two)
-    assert mine.keys() == theirs.keys()
-    for key, a in mine.items():
-        b = theirs[key]
-        assert b.rows is not None and a.rows is not None and len(b.rows) == len(a.rows)
-        assert b.advantages == pytest.approx(a.advantages, abs=SAME)
-        for mine_row, their_row in zip(a.rows, b.rows, strict=True):
-            for name, value in vars(mine_row).items():
-                assert getattr(their_row, name) == pytest.approx(value, abs=SAME), name
+    ranks.check_equal(one, two, METRICS, relative=ranks.SAME)
+    # The engines got the weights: what they report is what the ranks compute.
+    assert all(m["logprob_difference_max"] < ranks.SAME for m in two.metrics)
     trained, other = weights(one), weights(two)
     assert trained.keys() == other.keys()
     far = max(float((trained[name] - other[name]).abs().max()) for name in trained)
-    assert far < SAME
+    assert far < ranks.SAME
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +79,7 @@ def test_so_do_two_with_dynamic_batches(alone: RunRecord, tmp_path: Path) -> Non
 
 def test_so_do_two_with_failed_episodes(tmp_path: Path) -> None:
     """They are not equally many on every rank."""
-    one, two = (train(tmp_path / str(ranks), ranks, flaky=True) for ranks in (1, 2))
+    one, two = (train(tmp_path / str(number), number, fails=True) for number in (1, 2))
     assert all(m["failed_episodes"] for m in two.metrics)
     check_equal(one, two)
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from flaky_game import ID, source
 from real_runs import TIMEOUT_S, kill, log, started, traced, until
 
 from gem_openrlhf.launch import adapter
@@ -81,31 +82,13 @@ def test_turn_level_gae_with_openrlhfs_critic(compile: Compile, tmp_path: Path) 
     assert "eval_greedy_pass1" in text and "eval_warm_pass1" in text
 
 
-FLAKY = """
-from gem import register
-from gem.envs.games.guess_the_number import GuessTheNumber
-from gem_openrlhf import GemAgentExecutor, Settings
-
-
-class Flaky(GuessTheNumber):
-    def step(self, action):
-        if self.played == 5:
-            raise OSError("sandbox gone")
-        return super().step(action)
-
-    def reset(self, seed=None, **options):
-        self.played = seed
-        return super().reset(seed, **options)
-
-
-register("test:Flaky-v0", Flaky)
-"""
+FLAKY = source("seed == 5") + "from gem_openrlhf import GemAgentExecutor, Settings\n"
 
 
 def flaky(launch: Launch, settings: str = "") -> Launch:
     """Play in an environment that fails with one of the seeds of the second batch."""
     agent = launch.files["agent.py"].replace("turn_tokens=", f"{settings}turn_tokens=")
-    tasks = launch.files["train.jsonl"].replace("game:GuessTheNumber-v0-easy", "test:Flaky-v0")
+    tasks = launch.files["train.jsonl"].replace("game:GuessTheNumber-v0-easy", ID)
     files = {**launch.files, "train.jsonl": tasks}
     return with_agent(replace(launch, files=files), FLAKY + agent)
 

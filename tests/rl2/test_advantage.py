@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -138,10 +139,16 @@ def test_stale_log_probabilities_are_seen(world: Any) -> None:
     tensors, _, _ = batch(world)
     assert engine_metrics(tensors) == {}
     tensors["old_logps"] = tensors["llm_logps"].clone()
-    assert engine_metrics(tensors) == {"logprob_difference_max": 0.0}
+    assert set(engine_metrics(tensors).values()) == {0.0}
     place = int(tensors["action_mask"][0].argmax())
-    tensors["old_logps"][0, place] += 0.5
-    assert engine_metrics(tensors) == {"logprob_difference_max": pytest.approx(0.5)}
+    tensors["old_logps"][0, place] += 0.75
+    tokens = int(tensors["action_mask"].sum())
+    assert engine_metrics(tensors) == {
+        "logprob_difference_max": pytest.approx(0.75),
+        "logprob_difference_mean": pytest.approx(0.75 / tokens),
+        "sampler_kl": pytest.approx((math.exp(0.75) - 1.75) / tokens, rel=1e-4),
+        "mismatched_tokens": 1.0,
+    }
 
 
 def test_passes_over_a_batch_are_consecutive_parts_of_what_rl2_gets(world: Any) -> None:

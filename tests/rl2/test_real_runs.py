@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from flaky_game import ID, source
 from processes import left_over, marked
 from rl2_runs import TIMEOUT_S, run, split, started, train, with_env_file
 
@@ -58,30 +59,12 @@ def check_record(
         assert seeds == sorted([4 * k + j for j in range(4)] * 2)
 
 
-FLAKY = """
-from gem import register
-from gem.envs.games.guess_the_number import GuessTheNumber
-from gem_rl2.env import generate
-
-
-class Flaky(GuessTheNumber):
-    def step(self, action):
-        if self.played == 5:
-            raise OSError("sandbox gone")
-        return super().step(action)
-
-    def reset(self, seed=None, **options):
-        self.played = seed
-        return super().reset(seed, **options)
-
-
-register("test:Flaky-v0", Flaky)
-"""
+FLAKY = source("seed == 5") + "from gem_rl2.env import generate\n"
 
 
 def flaky(launch: Launch, folder: Path, *overrides: str) -> Launch:
     """Play in an environment that fails with one of the seeds of the second batch."""
-    tasks = launch.files["train.jsonl"].replace("game:GuessTheNumber-v0-easy", "test:Flaky-v0")
+    tasks = launch.files["train.jsonl"].replace("game:GuessTheNumber-v0-easy", ID)
     launch = replace(launch, files={**launch.files, "train.jsonl": tasks})
     return with_env_file(launch, folder, FLAKY, *overrides)
 

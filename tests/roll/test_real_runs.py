@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from flaky_game import ID, source
 from processes import left_over, marked
 
 from gem_roll.launch import adapter
@@ -81,37 +82,16 @@ def changed(launch: Launch, changes: Mapping[str, Any]) -> Launch:
     return replace(launch, files={**launch.files, "roll.yaml": yaml.safe_dump(tree)})
 
 
-FLAKY = """
-import gem
-from gem.envs.games.guess_the_number import GuessTheNumber
-
-
-class Flaky(GuessTheNumber):
-    def step(self, action):
-        if self.played in BROKEN:
-            raise OSError("sandbox gone")
-        return super().step(action)
-
-    def reset(self, seed=None, **options):
-        self.played = seed
-        return super().reset(seed, **options)
-
-
-gem.register("test:Flaky-v0", Flaky)
-"""
-
-
 def flaky(launch: Launch, folder: Path, broken: str) -> Launch:
     """Play in an environment that fails with some seeds, registered in every process."""
     path = os.pathsep.join([launch.env["PYTHONPATH"], str(folder)])
-    text = FLAKY.replace("BROKEN", broken)
     launch = replace(
         launch,
         env={**launch.env, "PYTHONPATH": path},
         # gem-cpu's sitecustomize runs the next one on the path.
-        files={**launch.files, "sitecustomize.py": text},
+        files={**launch.files, "sitecustomize.py": source(f"seed in {broken}")},
     )
-    return changed(launch, {"custom_envs.train.env_type": "test:Flaky-v0"})
+    return changed(launch, {"custom_envs.train.env_type": ID})
 
 
 def test_several_optimiser_steps_two_workers_evaluations_and_failures(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -70,8 +71,14 @@ def test_the_distance_from_the_engine_is_that_of_sampled_tokens(batches: Any) ->
     sampled = data.batch["response_mask"][:, 1:]
     data.batch["old_log_probs"] = data.batch["infer_logprobs"].clone()
     data.batch["old_log_probs"][~sampled] = 7.0
-    assert engine_metrics(data) == {"logprob_difference_max": 0.0}
+    assert set(engine_metrics(data).values()) == {0.0}
     data.batch["old_log_probs"][sampled] += torch.where(
-        torch.arange(int(sampled.sum())) == 3, 0.5, 0
+        torch.arange(int(sampled.sum())) == 3, -0.75, 0
     )
-    assert engine_metrics(data) == {"logprob_difference_max": 0.5}
+    tokens = int(sampled.sum())
+    assert engine_metrics(data) == {
+        "logprob_difference_max": pytest.approx(0.75),
+        "logprob_difference_mean": pytest.approx(0.75 / tokens),
+        "sampler_kl": pytest.approx((math.exp(-0.75) - 0.25) / tokens, rel=1e-4),
+        "mismatched_tokens": 1.0,
+    }

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+import worlds
 
 # Everything here needs the environment that `make env-skyrl` builds.
 if importlib.util.find_spec("skyrl") is None:
@@ -19,16 +18,7 @@ elif os.environ.get("GEM_CPU") == "1":
     skyrl_plugin.install()
 
 
-def _world() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("world", Path(__file__).with_name("world.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["world"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def world() -> ModuleType:
     """The helpers of world.py."""
-    return _world()
+    return worlds.load(__file__)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from flaky_game import ID, source
 from real_runs import TIMEOUT_S, log, started
 
 from gem_skyrl.launch import adapter
@@ -17,24 +18,7 @@ from gem_train.record import read_run
 pytestmark = pytest.mark.slow
 
 STEPS = 3
-FLAKY = """
-from gem import register
-from gem.envs.games.guess_the_number import GuessTheNumber
-
-
-class Flaky(GuessTheNumber):
-    def reset(self, seed=None, **options):
-        self.number = seed
-        return super().reset(seed, **options)
-
-    def step(self, action):
-        if self.number == 5:
-            raise OSError("sandbox gone")
-        return super().step(action)
-
-
-register("test:Flaky-v0", Flaky)
-"""
+FLAKY = source("seed == 5")
 Compile = Callable[..., Launch]
 
 
@@ -53,7 +37,7 @@ def run(launch: Launch, folder: Path, *overrides: str) -> tuple[int, str]:
 
 def flaky(launch: Launch, folder: Path) -> Launch:
     """Play in an environment that fails with one of the seeds of the second batch."""
-    tasks = launch.files["train.jsonl"].replace("game:GuessTheNumber-v0-easy", "test:Flaky-v0")
+    tasks = launch.files["train.jsonl"].replace("game:GuessTheNumber-v0-easy", ID)
     files = {**launch.files, "train.jsonl": tasks, "sitecustomize.py": FLAKY}
     path = f"{launch.env['PYTHONPATH']}:{folder}"
     return replace(launch, files=files, env={**launch.env, "PYTHONPATH": path})

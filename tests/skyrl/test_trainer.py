@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,7 +83,11 @@ def test_how_far_the_engines_are_from_the_trainer_is_recorded(world: Any, tmp_pa
     data["action_log_probs"][data["loss_mask"] == 0] += 9.0
     trainer.compute_advantages_and_returns(data)
     metrics = trainer.recording.write_iteration(0)
+    tokens = int((data["loss_mask"] > 0).sum())
     assert metrics["logprob_difference_max"] == pytest.approx(0.25)
+    assert metrics["logprob_difference_mean"] == pytest.approx(0.25 / tokens, rel=1e-4)
+    assert metrics["sampler_kl"] == pytest.approx((math.exp(0.25) - 1.25) / tokens, rel=1e-3)
+    assert metrics["mismatched_tokens"] == 0
     [line] = read_run(tmp_path).metrics
     assert (line["episodes"], line["failed_episodes"]) == (7.0, 1.0)
 

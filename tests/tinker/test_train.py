@@ -74,8 +74,8 @@ def test_epochs_and_minibatches_are_updates(service: Any, tmp_path: Path) -> Non
     assert [updates for updates, *_ in service.trained] == [0, 1, 2, 3]
     assert [len(datums) for _, datums, *_ in service.trained] == [2, 2, 2, 2]
     # What the sampler said stays the old policy of all updates.
-    # exp(-0.25) is outside of 1 +- 0.2 for all updates but the first.
-    assert read_run(tmp_path).metrics[0]["clip_fraction"] == 0.75
+    # exp(-0.25) is below 1 - 0.2 for all updates but the first, which clips what was bad: half.
+    assert read_run(tmp_path).metrics[0]["clip_fraction"] == 0.375
 
 
 def test_evaluation_is_recorded_under_its_name(service: Any, tmp_path: Path) -> None:

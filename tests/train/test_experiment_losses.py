@@ -6,6 +6,7 @@ import math
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,12 +94,20 @@ def test_the_ratio_of_a_sequence_is_its_geometric_mean_and_turns_keep_their_adva
     assert new.grad.tolist() == pytest.approx([-shared * each for each in advantages])
 
 
-def test_what_is_outside_the_clip_ranges_is_counted() -> None:
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+@pytest.mark.parametrize("loss", ["ppo", "cispo"])
+def test_a_loss_is_clipped_where_its_value_is_that_of_the_bound(
+    advantage: float, loss: str
+) -> None:
+    """As in trainers: where the surrogate within the range is below the one without."""
+    how = PolicyLoss(clip=0.5, clip_high=0.2, loss=loss)
     ratio = torch.tensor(RATIOS)
-    ppo = clipped(ratio, PolicyLoss(clip=0.5, clip_high=0.2))
-    assert ppo.tolist() == [True, False, False, True, True, True]
-    cispo = clipped(ratio, PolicyLoss(clip=0.5, clip_high=0.2, loss="cispo"))
-    assert cispo.tolist() == [False, False, False, True, True, True]
+    found = clipped(ratio, torch.full(ratio.shape, advantage), how)
+    within = ratio.clamp(1 - how.clip if loss == "ppo" else 0.0, 1 + how.highest)
+    expected = within * advantage < ratio * advantage if loss == "ppo" else within < ratio
+    assert torch.equal(found, expected)
+    as_arrays = clipped(ratio.numpy(), np.full(len(RATIOS), advantage), how)
+    assert as_arrays.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +175,8 @@ def test_sapo_fades_ratios_out_instead_of_clipping_them(ratio: float, advantage:
 
 
 def test_sapo_clips_nothing() -> None:
-    assert not clipped(torch.tensor(RATIOS), PolicyLoss(loss="sapo", clip=0.1)).any()
+    ratio = torch.tensor(RATIOS)
+    assert not clipped(ratio, torch.ones(len(RATIOS)), PolicyLoss(loss="sapo", clip=0.1)).any()
 
 
 ROWS = [[-1.0, -0.2, -2.0], [-3.0], [-0.5, -0.6, -0.1, -0.4]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -350,8 +351,8 @@ def test_processes_sample_in_step_where_sampling_is_a_collective(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, 0.5),
-        ({"temperature": 0.7}, 0.5),
+        ({}, 0.75),
+        ({"temperature": 0.7}, 0.75),
         ({"temperature": 0.7, "vllm_mode": "server"}, None),
         ({"top_k": 1}, None),
         ({"top_p": 0.9}, None),
@@ -375,9 +376,14 @@ def test_the_distance_from_vllms_log_probabilities_is_recorded(
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
     attended = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
     ours, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, attended, 3, 1)
-    distance = torch.tensor([[0.25, 9.0, -0.5], [0.0, 0.0, 9.0]])
+    distance = torch.tensor([[0.25, 9.0, -0.75], [0.0, 0.0, 9.0]])
     output["sampling_per_token_logps"] = (ours + distance).detach()
     for name, value in ({"use_vllm": True} | settings).items():
         setattr(trainer, name, value)
-    found = trainer._logprob_difference(output)
+    found = trainer._agreement(output).metrics()
     assert found.get("logprob_difference_max") == (expected and pytest.approx(expected, abs=1e-6))
+    if expected:
+        assert found["logprob_difference_mean"] == pytest.approx(1 / 4, abs=1e-6)
+        k3 = sum(math.exp(-d) - 1 + d for d in (0.25, -0.75)) / 4
+        assert found["sampler_kl"] == pytest.approx(k3, abs=1e-5)
+        assert found["mismatched_tokens"] == 1

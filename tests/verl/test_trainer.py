@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from gem.errors import ConfigurationError, RecordError, RolloutError
@@ -296,3 +297,59 @@ def test_verls_own_estimator_takes_a_failed_episode_for_one_of_reward_0(compose:
     with pytest.raises(RolloutError, match="1 of 4 episodes failed"):
         check_estimated("grpo", failed[:3], lost)
     check_estimated("gem_grpo", failed)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "correction", "tokens"),
+    [
+        ({}, None, 3),
+        ({"temperature": 0.7}, None, 3),
+        ({"temperature": 0.7, "logprobs_mode": "raw_logprobs"}, None, 0),
+        ({"top_p": 0.9}, None, 0),
+        ({"top_k": 5}, None, 0),
+        ({}, {"bypass_mode": True}, 0),
+    ],
+)
+def test_the_distance_from_the_engine_is_that_of_sampled_tokens_before_the_update(
+    sampling: dict[str, Any],
+    correction: dict[str, Any] | None,
+    tokens: int,
+    batch: list[Line],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless the distributions differ, or verl takes the engine's for its own."""
+    made = trainer(batch)
+    made._settings = Settings()
+    usual = {"top_p": 1.0, "top_k": -1, "temperature": 1.0, "logprobs_mode": "processed_logprobs"}
+    algorithm = {"rollout_correction": correction} if correction else {}
+    made.config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": usual | sampling}, "algorithm": algorithm}
+    )
+    # The first row has three sampled tokens; those that verl fills up with are far away.
+    padding = {"old_log_probs": [9.0, 9.0], "rollout_log_probs": [0.0, 0.0]}
+    stored = {key: {**padding, "response_mask": [0, 0]} for key, *_ in batch}
+    first = made._batch.episodes[0].rows[0]
+    stored[batch[first.place][0]] = {
+        "old_log_probs": [-1.0, -1.25, 7.0, -3.0],
+        "rollout_log_probs": [-1.0, -1.0, -7.0, -2.0],
+        "response_mask": [1, 1, 0, 1],
+    }
+
+    def get(keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        return {
+            name: torch.nested.as_nested_tensor(
+                [torch.tensor(stored[key][name]) for key in keys], layout=torch.jagged
+            )
+            for name in select_fields
+        }
+
+    monkeypatch.setattr("gem_verl.trainer.tq", SimpleNamespace(kv_batch_get=get))
+    found = made._agreed(SimpleNamespace(keys=[key for key, *_ in batch], partition_id="train"))
+    assert found.tokens == tokens
+    if tokens:
+        assert found.metrics() == {
+            "logprob_difference_max": 1.0,
+            "logprob_difference_mean": pytest.approx(1.25 / 3),
+            "sampler_kl": pytest.approx((np.expm1(-0.25) + 0.25 + np.expm1(-1) + 1) / 3),
+            "mismatched_tokens": 1.0,
+        }

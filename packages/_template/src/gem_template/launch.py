@@ -11,7 +11,7 @@ A command has three sources:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gem_template.settings import NO_CRITIC, Settings
@@ -20,6 +20,7 @@ from gem_train import entries
 from gem_train.experiment.tasksets import dataset_rows
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import TO_BATCH, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import (
     Computed,
@@ -58,7 +59,15 @@ def _compile(run: Run) -> Launch:
         # fake-trainer always runs on the CPU; other trainers need `platforms.of(...)` for that.
         Platform(),
         files={CONFIG: json.dumps(config, indent=2) + "\n", **_tasks(run)},
+        passes=_forward(run, config),
     )
+
+
+def _forward(run: Run, config: Mapping[str, Any]) -> Passes:
+    """Return how fake-trainer divides a batch: it is one pass, of rows as long as the longest."""
+    said = named(config, "prompts", "samples")
+    rows = said["prompts"] * said["samples"]
+    return Passes("fixed", TO_BATCH, 1, rows * run.spec.policy.tokens, rows, said)
 
 
 def _always(run: Run) -> dict[str, Any]:

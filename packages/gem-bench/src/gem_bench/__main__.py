@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gem.__main__ import show_any_text
-from gem.errors import GemError, MissingExtraError
+from gem.errors import GemError
 from gem.tables import flatten
 from gem_bench import __version__
 from gem_bench.runspec import load_hardware, load_spec
@@ -49,20 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compile(args: argparse.Namespace) -> int:
+    from gem_bench import dividing
     from gem_bench.adapters import compile_launch
     from gem_bench.models import is_made, resolved
-    from gem_bench.parity import command_text, parity_text
+    from gem_bench.parity import command_text, parity_text, untold_text
 
+    if args.to is None:
+        return _divide(args)
     spec, hardware = _spec(args), _hardware(args)
     run_dir = args.out or Path("runs", f"{spec.name}-{args.to}")
     known = {"run_dir": run_dir, "hardware": hardware, "python": args.python}
     if is_made(spec.policy.model):  # say what is wrong before a model is made
         compile_launch(args.to, spec, **known, unchecked=True)
     spec = resolved(spec)
-    try:
-        launch = compile_launch(args.to, spec, **known).launch
-    except MissingExtraError as missing:
-        launch = compile_launch(args.to, spec, **known, unchecked=True).launch
+    launch, missing = dividing.compiled(args.to, spec, **known)
+    if missing is not None:
         print(f"note: this command cannot run here: {missing}", file=sys.stderr)
     if args.json:
         print(launch.to_json())
@@ -71,6 +72,28 @@ def _compile(args: argparse.Namespace) -> int:
     for name in launch.files:
         print(f"\nneeds the file {run_dir / name} (`gem-bench run` writes it)")
     print(f"\n{parity_text(flatten(spec.settings()), launch.parity)}")
+    if launch.untold:
+        print("\n" + "\n".join(untold_text(launch.untold)))
+    if launch.passes is not None:
+        print("\n" + "\n".join(dividing.table({args.to: launch.passes})))
+    return 0
+
+
+def _divide(args: argparse.Namespace) -> int:
+    import json
+
+    from gem_bench import dividing
+    from gem_bench.models import resolved
+
+    for option, value in (("--native", args.native), ("--python", args.python)):
+        if value:
+            raise GemError(f"{option} is of one trainer: give it with --to")
+    spec, hardware = _spec(args), load_hardware(args.hardware, "", ())
+    found = dividing.divide(resolved(spec), hardware, args.out or Path("runs", spec.name))
+    if args.json:
+        print(json.dumps(dividing.to_mapping(found)))
+    else:
+        print("\n".join(dividing.table(found)))
     return 0
 
 
@@ -372,11 +395,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    p = _command(commands, "compile", _compile, "print a trainer's native command and its parity")
+    about = "print a trainer's native command and its parity, or how all trainers divide a batch"
+    p = _command(commands, "compile", _compile, about)
     p.add_argument("spec", type=Path, help="RunSpec, a TOML file")
-    _trainer_arguments(p, required=True)
+    _trainer_arguments(
+        p,
+        required=False,
+        to="the trainer; without it, compare passes, padding and optimiser steps of all trainers",
+    )
     p.add_argument("--out", type=Path, help="run folder (default: runs/<name>-<trainer>)")
-    p.add_argument("--json", action="store_true", help="print the command as JSON")
+    p.add_argument("--json", action="store_true", help="print it as JSON")
 
     p = _command(commands, "fit", _fit, "estimate the memory that a run needs on each GPU")
     p.add_argument("spec", type=Path, help="RunSpec, a TOML file")
@@ -591,8 +619,10 @@ def _command(
     return parser
 
 
-def _trainer_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    parser.add_argument("--to", required=required, metavar="TRAINER", help="reference, verl, ...")
+def _trainer_arguments(
+    parser: argparse.ArgumentParser, *, required: bool, to: str = "reference, verl, ..."
+) -> None:
+    parser.add_argument("--to", required=required, metavar="TRAINER", help=to)
     parser.add_argument("--seed", type=_integer(0), help="replaces the spec's `seed`")
     _set_argument(parser)
     _hardware_argument(parser)

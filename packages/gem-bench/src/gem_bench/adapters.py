@@ -35,6 +35,7 @@ from gem_train.launch import (
     unknown_trainer,
 )
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import TO_PASS, Passes
 from gem_train.table import Elsewhere, Fixed, Ignored, Run, Table
 
 VENVS = ".venvs"
@@ -241,6 +242,7 @@ REFERENCE = Table(
         "hardware.learner.attention": Ignored(),
     },
     others=(entries.optimizer_weights("torch's AdamW; passes in bf16 are under autocast"),),
+    untold=(entries.untold(lambda run: not run.spec.sampling.whole, entries.OTHER_DISTRIBUTION),),
 )
 """The reference trainer defines every setting of the spec."""
 
@@ -278,7 +280,20 @@ def _compile(run: Run) -> Launch:
         env=env,
         files={spec_file.name: json.dumps(run.spec.to_mapping(), indent=2) + "\n"},
         state=[CHECKPOINTS],
+        passes=_forward(run, argv),
     )
+
+
+def _forward(run: Run, argv: list[str]) -> Passes:
+    """Return how `gem_bench.reference` divides a batch."""
+    option, algorithm = "--forward-tokens", run.spec.algorithm
+    tokens = int(argv[argv.index(option) + 1])
+    said = {
+        option: tokens,
+        "algorithm.epochs": algorithm.epochs,
+        "algorithm.minibatches": algorithm.minibatches,
+    }
+    return Passes("dynamic", TO_PASS, run.spec.steps, tokens, None, said)
 
 
 _PAIRS = (

@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gem_bench.parity import untold_text
 from gem_bench.series import TRAIN, Group, Run, differences
 from gem_bench.stats import (
     Estimate,
@@ -94,6 +95,7 @@ def compare(groups: Sequence[Group], *, window: int = 20) -> Comparison:
             *(note for group in groups for note in _notes(group)),
             *_hardware_notes(groups),
             *_clip_notes(groups),
+            *_untold_notes(groups),
         ],
     )
 
@@ -297,6 +299,23 @@ def _clip_notes(groups: Sequence[Group]) -> list[str]:
                 f"({shown}): their updates are not of one kind"
             )
     return found
+
+
+def _untold_notes(groups: Sequence[Group]) -> list[str]:
+    """Say which metrics of an update some trainers cannot give and others do."""
+    found = []
+    for group in groups:
+        untold = {k: v for run in group.runs for k, v in run.record.meta.get("untold", {}).items()}
+        others = [run for other in groups if other is not group for run in other.runs]
+        known = {k: v for k, v in untold.items() if any(_column(run, k) for run in others)}
+        found += [f"{group.label}: {line}" for line in untold_text(known)]
+    return found
+
+
+def _column(run: Run, name: str) -> list[float]:
+    """Return the values of a metric of training that are recorded."""
+    values = run.curves[TRAIN].column(name) if TRAIN in run.curves else []
+    return [value for value in values if value is not None]
 
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {

@@ -172,6 +172,11 @@ TRAINERS = {
     "rl2": Keeps(
         while_sampling=("optimizer",), offload=("sample", "learn"), share=0.6, lacking=("nodes",)
     ),
+    # FSDP2 with weights in fp32. Models and their optimisers leave the GPU while engines sample
+    # (`offload_for_sampling`), and the initial policy while another model is there.
+    "skyrl": Keeps(
+        while_sampling=(), share=0.8, split_pass=True, lacking=("learner.tensor_parallel",)
+    ),
     # DDP and autocast; the engine stays.
     "trl": Keeps(
         head=Tiles(),

@@ -47,7 +47,7 @@ class Gap:
     largest: float | None
     """Largest `|gap|`."""
     own: float | None
-    """Largest `|gap|` that the trainer itself found, or of probabilities, as it defines it."""
+    """Largest `|gap|` that the trainer itself found."""
     ratio: float | None
     """Mean of `exp(gap)`."""
     kl: float | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gem_train.launch import Launch
@@ -33,6 +33,13 @@ def parity_text(settings: Mapping[str, Any], parity: Sequence[Parity]) -> str:
     if silent:
         lines.append(f"not reported by the adapter ({len(silent)}): {', '.join(silent)}")
     return "\n".join(lines)
+
+
+def untold_text(untold: Mapping[str, str]) -> Iterator[str]:
+    """Yield lines: which metrics of the record a trainer cannot give, by reason."""
+    for why in dict.fromkeys(untold.values()):
+        names = ", ".join(name for name, each in untold.items() if each == why)
+        yield f"not recorded: {names} ({why})"
 
 
 def command_text(launch: Launch) -> str:

@@ -56,6 +56,7 @@ from gem_bench.rows import Row, pad, row_means, row_sums, trained_rows, training
 from gem_bench.sampler import CachedSampler
 from gem_train.batches import chunks, minibatches
 from gem_train.experiment import estimate
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.filtering import filtered
 from gem_train.experiment.losses import (
     bounded,
@@ -67,6 +68,7 @@ from gem_train.experiment.losses import (
     probability_ratio,
     value_loss,
 )
+from gem_train.experiment.metrics import update_metrics
 from gem_train.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem_train.judges import asked_here
 from gem_train.settings import check_episodes
@@ -274,6 +276,7 @@ class Learner:
         self.initial = deepcopy(self.policy) if spec.algorithm.kl_coef else None
         self.behaviour = Behaviour(self.policy, spec.training.staleness)
         self.estimator_state: dict[str, float] = {}  # of an estimator that keeps one
+        self.agreement = Agreement()  # of the last batch
         self.critic: Critic | None = None
         if spec.algorithm.estimator.needs_critic:
             self.critic = Critic(path, device)
@@ -372,7 +375,9 @@ class Learner:
 
         Returns:
             Means over the optimiser steps of loss, gradient norm before clipping, entropy,
-            learning rate and share of clipped tokens; with a KL penalty also of `kl`, with a
+            learning rate and share of clipped tokens; the first pass's metrics of
+            `gem_train.experiment.agreement`, if tokens are drawn from all candidates; with a KL
+            penalty also of `kl`, with a
             correction of the shares of tokens with a ratio beyond its bounds (`tis_fraction`) and
             of rejected ones (`rejected_fraction`), with a critic of its loss and gradient norm. In
             the critic's warm-up those of the critic alone.
@@ -385,17 +390,17 @@ class Learner:
         if self.initial is not None and algorithm.kl_in == "loss":
             for row, logprobs in self._logprobs(self.initial, rows):
                 row.initial_logprobs = logprobs
-        steps = []
+        steps, self.agreement = [], Agreement()
         with recomputing(self.policy, *filter(None, [self.critic])):
             for number, batch in enumerate(batches * algorithm.epochs):
                 self._schedule(iteration * self.spec.steps + number)
                 step = {}
                 if iteration >= algorithm.critic_warmup:
-                    step = self._policy_step(batch, advantage)
+                    step = self._policy_step(batch, advantage, first=number < len(batches))
                 if self.critic is not None:
                     step |= self._critic_step(self.critic, batch, target)
                 steps.append(step)
-        return {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}
+        return update_metrics(steps) | self.agreement.metrics()
 
     def _schedule(self, step: int) -> None:
         """Set the learning rates of an optimiser step."""
@@ -416,8 +421,8 @@ class Learner:
             found += zip(chunk, parts, strict=True)
         return found
 
-    def _policy_step(self, rows: Sequence[Row], advantage: PerTurn) -> Metrics:
-        """Take one step down the policy's loss.
+    def _policy_step(self, rows: Sequence[Row], advantage: PerTurn, *, first: bool) -> Metrics:
+        """Take one step down the policy's loss; `first` is of the first pass over the batch.
 
         It is `sum(weight * (surrogate - entropy_coef * entropy + kl_coef * kl)) / units` over
         tokens; `loss_aggregation` decides weights and units. A correction is a factor of the
@@ -442,6 +447,10 @@ class Learner:
             lengths = torch.tensor([len(row.sampled) for row in chunk])
             mean, total = partial(row_means, lengths), partial(row_sums, lengths)
             surrogate = policy_loss(new, old, a, algorithm, mean)
+            known_to_all = all(row.tokens.logprobs is not None for row in chunk)
+            if first and known_to_all and self.spec.sampling.whole:
+                sampler = [p for row in chunk for p in row.drawn]
+                self.agreement += Agreement.of(old.detach().float().cpu(), sampler)
             if algorithm.corrects:
                 drawn = torch.tensor([p for row in chunk for p in row.drawn], device=self.device)
                 surrogate = surrogate * importance_weights(old, drawn, algorithm, total)
@@ -461,7 +470,7 @@ class Learner:
             entropy += h.sum().item() / tokens
             kl += penalty.sum().item() / tokens
             ratio = probability_ratio(new, old, algorithm, mean)
-            outside += clipped(ratio, algorithm).sum().item() / tokens
+            outside += clipped(ratio, a, algorithm).sum().item() / tokens
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.spec.optimizer.grad_clip)
         self.optimizer.step()
         lr = self.optimizer.param_groups[0]["lr"]

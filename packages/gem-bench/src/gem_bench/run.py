@@ -193,6 +193,7 @@ def _run(
         "environment": compiled.launch.env,
         "unset": compiled.launch.unset,
         "parity": [asdict(each) for each in compiled.launch.parity],
+        "untold": compiled.launch.untold,
         "versions": found,
         "git": git_commit(),
         "machine": machine(),

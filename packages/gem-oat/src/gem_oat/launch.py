@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import starmap
+from math import prod
 from typing import Any
 
 from gem_oat import SUPPORTED_OAT, check_oat
@@ -13,6 +15,7 @@ from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.runspec import SamplingPart
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import TO_PASS, Passes, named
 from gem_train.settings import Settings
 from gem_train.table import (
     Computed,
@@ -35,7 +38,17 @@ def _compile(run: Run) -> Launch:
     platform = platforms.of("oat", run.spec, run.run_dir, run.hardware, _SHARED_GPUS)
     flags = TABLE.with_native(_always(run) | platform.settings | TABLE.settings(run), run)
     argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
-    return Launch.of(run.spec, argv, platform, state=["oat/checkpoints"])
+    passes = _forward(flags)
+    return Launch.of(run.spec, argv, platform, state=["oat/checkpoints"], passes=passes)
+
+
+def _forward(flags: Mapping[str, Any]) -> Passes:
+    """Return how `gem_oat.update` divides a batch."""
+    batch, step = ("rollout_batch_size", "num_samples"), "train_batch_size"
+    epochs, tokens = "num_ppo_epochs", "gem_forward_tokens"
+    said = named(flags, *batch, step, epochs, tokens)
+    steps = said[epochs] * (prod(said[name] for name in batch) // said[step])
+    return Passes("dynamic", TO_PASS, steps, said[tokens], None, said)
 
 
 def _always(run: Run) -> dict[str, Any]:
@@ -147,7 +160,10 @@ TABLE = Table(
         "optimizer.eps": Fixed(1e-8, "oat's optimiser has 1e-8, and no flag"),
         "optimizer.weight_decay": (Copied("l2"), entries.NO_DECAY),
         "optimizer.grad_clip": Copied("max_norm"),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "oat's asynchronous mode (asynchronous, sync_params_every) does not say which"
+            " weights have sampled",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Computed(
             lambda run: {"max_train": run.spec.training.tasks * run.spec.training.iterations},
@@ -182,6 +198,7 @@ TABLE = Table(
         entries.critic_head,
         entries.optimizer_weights("DeepSpeed's ZeRO keeps them beside those in bf16"),
     ),
+    untold=(entries.untold(lambda run: run.spec.sampling.temperature != 1, _RAW),),
     fused=lambda spec: not logit_scales(spec.policy.model),
 )
 """How oat realises each setting: its own flags, and GEM's, which begin with `gem_`."""

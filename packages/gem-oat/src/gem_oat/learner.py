@@ -19,6 +19,7 @@ from gem_oat.update import Updater
 from gem_train import batches, recording
 from gem_train.checkpoints import Checkpoint, Checkpoints
 from gem_train.ending import to_the_end
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import turn_advantages
 from gem_train.experiment.metrics import update_metrics
 from gem_train.experiment.tasksets import DatasetRow, Source
@@ -134,12 +135,15 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         args, began = self.args, time.perf_counter()
         self.model.train()
         steps, parts = [], batches.minibatches(self.rows, args.minibatches)
+        agreement = Agreement()
         if args.num_ppo_epochs * args.minibatches > 1:
             self.updater.remember(self.rows)
-        for rows in parts * args.num_ppo_epochs:
+        for number, rows in enumerate(parts * args.num_ppo_epochs):
             # `steps` counts the batches, this one included.
             warm = self.steps > self.args.gem.critic_warmup
             step = self.updater.policy_step(rows) if warm else {}
+            if step and number < len(parts):
+                agreement += self.updater.agreement
             if self.critic is not None:
                 step |= self.updater.critic_step(rows)
             if step:
@@ -147,7 +151,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.rows = []
         self.policy_sgd_step += len(steps)
         self.global_step += 1
-        metrics = update_metrics(steps, args.minibatches)
+        metrics = update_metrics(steps) | agreement.metrics()
         metrics["update_s"] = self.gradient_update_elapse = time.perf_counter() - began
         return {f"train/{name}": value for name, value in metrics.items()}
 

@@ -19,6 +19,7 @@ from gem.errors import RolloutError
 from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
 from gem_train.batches import chunks
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.losses import (
     bounded,
     clipped,
@@ -41,6 +42,8 @@ class Updater:
         self.learner = learner
         self.args, self.gem = learner.args, learner.args.gem
         self.device = torch.cuda.current_device()
+        self.agreement = Agreement()
+        """Of the sampler's log-probabilities with those of the last step's `old` ones."""
 
     @torch.no_grad()
     def values(self, rows: Sequence[Row]) -> None:
@@ -69,7 +72,7 @@ class Updater:
         for row in rows:
             weights = row.tokens.spread(gem.weights(row.turns, longest))
             row.weights = torch.from_numpy(row.padded(weights))
-        lr, differences = learner.scheduler.get_last_lr()[0], [0.0]
+        lr, agreement = learner.scheduler.get_last_lr()[0], [Agreement()]
 
         def loss(chunk: list[Row]) -> tuple[Tensor, list[Tensor]]:
             new, entropy = self._logprobs(learner.model, chunk)
@@ -81,13 +84,16 @@ class Updater:
             means, sums = partial(_row_means, mask), partial(_row_sums, mask)
             per_token = policy_loss(new, old, advantage, gem, means)
             if sampler is not None:
-                differences.append(float(((old - sampler) * mask).abs().max()))
+                # The engine's are of temperature 1.
+                if args.temperature == 1:
+                    agreement.append(Agreement.of(old.cpu(), sampler.cpu(), mask.cpu()))
                 per_token = per_token * importance_weights(old, sampler, gem, sums)
                 stays = kept(old, sampler, gem, sums)
                 beyond = bounded(old, sampler, gem, sums)
             elif gem.corrects:
                 raise RolloutError("the engine reported no log-probabilities to correct with")
-            outside = clipped(probability_ratio(new.detach(), old, gem, means), gem)
+            ratio = probability_ratio(new.detach(), old, gem, means)
+            outside = clipped(ratio, advantage, gem)
             counted = [entropy, outside, beyond, ~stays]
             if args.beta:
                 with torch.no_grad():
@@ -100,13 +106,12 @@ class Updater:
 
         norm, sums = self._step(loss, rows, learner.model.model)
         total, entropy, outside, beyond, rejected, *kl = sums
-        [difference] = self._reduce([max(differences)], "max")
+        self.agreement = self._reduce_agreement(agreement)
         metrics = {
             "loss": total,
             "grad_norm": norm,
             "entropy": entropy / tokens,
             "clip_fraction": outside / tokens,
-            "logprob_difference_max": difference,
             "lr": float(lr),
         }
         if gem.weighs:
@@ -137,6 +142,14 @@ class Updater:
         """Return the `sum` or `max` over all ranks, element by element, in float64."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         return [float(n) for n in self.learner.strategy.all_reduce(mine, op).tolist()]
+
+    def _reduce_agreement(self, parts: Sequence[Agreement]) -> Agreement:
+        """Return the sum of parts, over all ranks."""
+        mine = sum(parts, Agreement())
+        [largest] = self._reduce([mine.largest], "max")
+        sums = [float(n) for n in (mine.tokens, mine.total, mine.kl, mine.mismatched)]
+        tokens, total, kl, mismatched = self._reduce(sums, "sum")
+        return Agreement(round(tokens), total, largest, kl, round(mismatched))
 
     def _in_step(self, rows: Sequence[Row]) -> list[list[Row]]:
         """Return chunks, as many as on the rank that has most; those that are missing are empty

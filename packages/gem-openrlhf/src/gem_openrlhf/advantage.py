@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
@@ -23,6 +24,7 @@ from gem.estimators import estimator
 from gem_openrlhf.record import recording
 from gem_openrlhf.rollout import FAILED, PREFIX, Played
 from gem_openrlhf.settings import Settings, check_flags, load_settings
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import PerTurn, Shaping, turn_advantages
 from gem_train.record import TrainedRow
 from gem_train.rows import PlacedEpisode, PlacedRow
@@ -76,7 +78,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         rows = read_rows(experiences, self.args.rollout.n_samples_per_prompt)
         trajectories = [row.trajectory for row in rows]
         check_episodes(trajectories, self.gem.max_failed_fraction)
-        difference = self._logprob_difference(experiences, rows, self.gem)
+        agreement = self._agreement(experiences, rows, self.gem)
         per_turn: PerTurn | None = None
         if self.gem.advantage is None:
             experiences = list(super().compute_advantages_and_returns(experiences))
@@ -88,7 +90,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
                 trajectories,
                 per_turn,
                 lambda: [trained_row(row) for row in rows],
-                metrics={} if difference is None else {"logprob_difference_max": difference},
+                metrics=agreement.metrics(),
             )
         return experiences
 
@@ -144,31 +146,29 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
                 of_turns[-1] += float(row.experience.rewards[row.place] - reward)
         return added
 
-    def _logprob_difference(
-        self, experiences: list[Any], rows: list[Row], settings: Settings
-    ) -> float | None:
-        """Log how far the trainer's log-probabilities are from the engine's; return the largest.
+    def _agreement(self, experiences: list[Any], rows: list[Row], settings: Settings) -> Agreement:
+        """Log how far the trainer's log-probabilities are from the engine's, and return it.
 
-        None where they are not of the same distribution: unless OpenRLHF asks for the sampling
-        distribution's, vLLM reports those at temperature 1, before any candidate is left out.
+        It is of no token where they are not of the same distribution: unless OpenRLHF asks for
+        the sampling distribution's, vLLM reports those at temperature 1, before any candidate is
+        left out.
         """
         processed = experiences[0].rollout_log_probs is not None
         whole = settings.top_k == -1 and not settings.min_p and settings.repetition_penalty == 1
         if not (whole if processed else self.args.rollout.temperature == 1.0):
-            return None
-        largest = 0.0
+            return Agreement()
+        found = Agreement()
         for experience in experiences:
             experience.info[DIFFERENCE] = torch.zeros(len(experience.sequences))
         for row in rows:
             if row.trained is None or row.trained.tokens.logprobs is None:
                 continue
             tokens = row.trained.tokens
-            sampled = torch.tensor(tokens.mask, dtype=torch.bool)
-            theirs = row.experience.action_log_probs[row.place, row.trained.columns].float()
-            distance = (theirs - torch.tensor(tokens.logprobs))[sampled].abs()
-            row.experience.info[DIFFERENCE][row.place] = distance.mean()
-            largest = max(largest, float(distance.max()))
-        return largest
+            ours = row.experience.action_log_probs[row.place, row.trained.columns].float()
+            of_row = Agreement.of(ours, np.asarray(tokens.logprobs), tokens.mask)
+            row.experience.info[DIFFERENCE][row.place] = of_row.total / max(of_row.tokens, 1)
+            found += of_row
+        return found
 
 
 def read_rows(experiences: Sequence[Any], samples: int) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from gem_openrlhf import worker
@@ -14,6 +15,7 @@ from gem_train import entries, platforms
 from gem_train.experiment.tasksets import dataset_text
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import TO_PASS, UNPADDED, Layout, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import (
     Computed,
@@ -63,7 +65,26 @@ def _compile(run: Run) -> Launch:
         {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
         files=files,
         state=[EVALUATED, CHECKPOINTS],
+        passes=_forward(run, flags),
     )
+
+
+def _forward(run: Run, flags: Mapping[str, Any]) -> Passes:
+    """Return how OpenRLHF divides a batch."""
+    batch = ("rollout.batch_size", "rollout.n_samples_per_prompt")
+    step, epochs = "train.batch_size", "train.max_epochs"
+    packed, dynamic = "ds.packing_samples", "train.dynamic_batch_enable"
+    rows, tokens = "train.micro_batch_size", "train.max_tokens_per_gpu"
+    split = ("ds.ring_attn_size", "ds.tensor_parallel_size")
+    said = named(flags, *batch, step, epochs, packed, dynamic, rows, tokens, *split)
+    steps = said[epochs] * (prod(said[name] for name in batch) // said[step])
+    padding = UNPADDED if said.get(packed) else TO_PASS
+    if said.get(dynamic):
+        layout: Layout = "packed" if said.get(packed) else "dynamic"
+        most = prod(said[name] for name in (tokens, *split)) if tokens in said else None
+        return Passes(layout, padding, steps, most, None, said)
+    most = said[rows] * run.spec.policy.tokens
+    return Passes("fixed", padding, steps, most, said[rows], said)
 
 
 def _always(run: Run) -> dict[str, Any]:
@@ -167,6 +188,14 @@ def _correction(run: Run) -> dict[str, Any]:
         f"{correction}_level": "token",
         f"{correction}_mode": {"clip": "clip", "zero": "mask"}[algorithm.tis_outside],
     }
+
+
+def _other_distribution(run: Run) -> bool:
+    """Whether vLLM reports other log-probabilities; with a correction those that it draws with."""
+    sampling = run.spec.sampling
+    if run.spec.algorithm.tis_clip is not None:
+        return not sampling.whole
+    return sampling.temperature != 1
 
 
 def _passes(run: Run) -> dict[str, Any]:
@@ -302,7 +331,10 @@ TABLE = Table(
             entries.NO_DECAY,
         ),
         "optimizer.grad_clip": Copied(("actor.max_norm", "critic.max_norm")),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "OpenRLHF's asynchronous mode (train.async_enable) bounds how old weights are",
+            "train.async_enable",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Elsewhere("rows of data.prompt_dataset"),
         "training.tasks": Copied("rollout.batch_size"),
@@ -336,6 +368,7 @@ TABLE = Table(
             "DeepSpeed's ZeRO keeps them beside those in bf16", "ds.param_dtype"
         ),
     ),
+    untold=(entries.untold(_other_distribution, entries.OTHER_DISTRIBUTION),),
 )
 """How OpenRLHF realises each setting: flags, and settings of the agent file."""
 

@@ -30,7 +30,6 @@ RECORDED = {
     "tis_fraction": "is_filter_ratio",
     "value_loss": "critic_loss",
     "value_grad_norm": "critic_grad_norm",
-    "rollout_kl": "vllm_kl",
     "rollout_s": "timing/generation",
     "advantage_s": "timing/make_experience",
     "update_s": "timing/ppo_train",

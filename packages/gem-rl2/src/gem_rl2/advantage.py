@@ -18,6 +18,7 @@ from gem.errors import RolloutError
 from gem.estimators import estimator
 from gem_rl2.rollout import TAG
 from gem_rl2.settings import Keys, Settings
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import PerTurn, turn_advantages
 from gem_train.packed import PackedTrajectory
 from gem_train.record import TrainedRow
@@ -123,14 +124,14 @@ def compute(
 
 
 def engine_metrics(batch: Tensors) -> dict[str, float]:
-    """Return the largest distance of the trainer's log-probabilities from SGLang's, if it is known.
+    """Return how far the trainer's log-probabilities are from SGLang's, if it is known.
 
     RL2 computes its own before the update for a KL penalty or several minibatches.
     """
     if "old_logps" not in batch:
         return {}
-    distance = (batch["old_logps"] - batch["llm_logps"]).abs() * batch["action_mask"]
-    return {"logprob_difference_max": float(distance.max())}
+    known = (batch[name] for name in ("old_logps", "llm_logps", "action_mask"))
+    return Agreement.of(*known).metrics()
 
 
 def _added(batch: Tensors, episodes: Sequence[PlacedEpisode]) -> Tensor:

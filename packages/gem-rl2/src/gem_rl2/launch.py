@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from gem_rl2.__main__ import ENV_FILE
@@ -15,6 +17,7 @@ from gem_train.experiment.tasksets import dataset_text
 from gem_train.hydra import hydra_value
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import UNPADDED, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import (
     Computed,
@@ -56,7 +59,17 @@ def _compile(run: Run) -> Launch:
         {"TOKENIZERS_PARALLELISM": "false", **offline},
         files=_files(run.spec),
         state=["model"],
+        passes=_forward(keys),
     )
+
+
+def _forward(keys: Mapping[str, Any]) -> Passes:
+    """Return how RL2 divides a batch: rows without padding, as many as fit the GPUs of a rank."""
+    steps, tokens = "actor.update_per_rollout", "actor.max_length_per_device"
+    split = ("actor.sp_size", "actor.tp_size")
+    said = named(keys, steps, tokens, *split)
+    most = said[tokens] * prod(said[name] for name in split)
+    return Passes("packed", UNPADDED, said[steps], most, None, said)
 
 
 def _always(run: Run) -> dict[str, Any]:
@@ -268,6 +281,12 @@ TABLE = Table(
     others=(
         entries.critic_head,
         entries.optimizer_weights("AdamW on FSDP's shards of fp32 weights"),
+    ),
+    untold=(
+        entries.untold(
+            lambda run: run.spec.steps == 1 and not run.spec.algorithm.kl_coef,
+            "RL2 computes no log-probabilities before the only update of a batch",
+        ),
     ),
 )
 """How RL2 realises each setting: its keys, and GEM's, which begin with `gem.`."""

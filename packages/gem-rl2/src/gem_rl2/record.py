@@ -21,7 +21,6 @@ RECORDED: Names = {
     "grad_norm": "actor/grad_norm",
     "entropy": "actor/entropy",
     "clip_fraction": "actor/clip_ratio",
-    "rollout_kl": "actor/llm_old_approx_kl",
     "value_loss": "critic/loss",
     "value_grad_norm": "critic/grad_norm",
     "rollout_s": "timing/rollout",

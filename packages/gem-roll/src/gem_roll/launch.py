@@ -21,6 +21,7 @@ from gem_roll.version import SUPPORTED_ROLL
 from gem_train import entries, platforms
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import TO_PASS, UNPADDED, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import (
     Computed,
@@ -39,6 +40,7 @@ CONFIG, BASE = "roll", Path(__file__).with_name("agentic.yaml")
 PARTS = ("actor_train", "critic", "reference", "actor_infer")
 _PARAM_DTYPE = "strategy_args.strategy_config.param_dtype"
 _TRAINING = "actor_train.training_args"
+_PARTS = "gradient_accumulation_steps"
 _SAMPLING = "actor_infer.generating_args"
 _ENV = "custom_envs.train"
 
@@ -72,7 +74,24 @@ def _compile(run: Run) -> Launch:
         platform,
         {"ROLL_LOG_DIR": str(run.run_dir / "logs"), "TOKENIZERS_PARALLELISM": "false"},
         files={f"{CONFIG}.yaml": _config(run, settings)},
+        passes=_forward(run, settings),
     )
+
+
+def _forward(run: Run, settings: Mapping[str, Any]) -> Passes:
+    """Return how ROLL divides a batch, all rows of which have the same length."""
+    rows, parts = f"{_TRAINING}.per_device_train_batch_size", f"{_TRAINING}.{_PARTS}"
+    batch, epochs, length = "rollout_batch_size", "ppo_epochs", "sequence_length"
+    dynamic, packed = (
+        f"actor_train.{name}" for name in ("use_dynamic_batching_in_train", "use_sequence_packing")
+    )
+    tokens = "actor_train.max_tokens_per_microbatch_in_train"
+    said = named(settings, rows, parts, batch, epochs, length, dynamic, packed, tokens)
+    steps = said[epochs] * (said[batch] // (said[rows] * said[parts] * run.hardware.ranks))
+    padding = UNPADDED if said.get(packed) else f"to {said[length]:,} tokens ({length})"
+    if said.get(dynamic):
+        return Passes("dynamic", TO_PASS, steps, said.get(tokens), None, said)
+    return Passes("fixed", padding, steps, said[rows] * said[length], said[rows], said)
 
 
 def _config(run: Run, settings: Mapping[str, Any]) -> str:
@@ -257,7 +276,10 @@ TABLE = Table(
         "optimizer.grad_clip": Copied("max_grad_norm"),
         **entries.ALL_CANDIDATES,
         **entries.plain_correction("ROLL, as it is compiled,"),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "ROLL's asynchronous mode (async_generation_ratio) bounds how old weights "
+            "are, and was never tried here",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("max_steps"),
         "training.tasks": Copied("train_env_manager.num_env_groups"),
@@ -302,6 +324,16 @@ TABLE = Table(
         entries.optimizer_weights(
             "FSDP2TrainStrategy loads them so where param_dtype is left out",
             *(f"{part}.{_PARAM_DTYPE}" for part in ("actor_train", "critic")),
+        ),
+    ),
+    untold=(
+        entries.untold(
+            lambda run: run.spec.steps == 1,
+            "ROLL computes no log-probabilities before the only update of a batch",
+        ),
+        entries.untold(
+            lambda run: run.spec.steps > 1 and run.spec.sampling.temperature != 1,
+            entries.OTHER_DISTRIBUTION,
         ),
     ),
 )

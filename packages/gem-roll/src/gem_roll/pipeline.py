@@ -92,7 +92,9 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         """Take the place of ROLL's function of that name."""
         episodes = rows.read(data)
         per_turn = rows.compute(self._settings, data, episodes, gamma, lambd)
-        recomputed = self.pipeline_config.enable_old_logprobs_recompute
+        drawn = self.pipeline_config.actor_infer.generating_args
+        # vLLM's log-probabilities are of temperature 1.
+        recomputed = self.pipeline_config.enable_old_logprobs_recompute and drawn.temperature == 1
         self._recording.keep_batch(
             [episode.trajectory for episode in episodes],
             per_turn,

@@ -18,6 +18,7 @@ from gem.errors import RolloutError
 from gem.estimators import estimator
 from gem.trajectory import TrainingRow, Trajectory
 from gem_roll.settings import GemSettings
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import PerTurn, turn_advantages
 from gem_train.packed import PackedTrajectory
 from gem_train.record import TrainedRow
@@ -141,11 +142,11 @@ def compute(
 
 
 def engine_metrics(data: Any) -> dict[str, float]:
-    """Return the largest distance of the trainer's log-probabilities from the engine's.
+    """Return how far the trainer's log-probabilities are from the engine's.
 
     Args:
         data: ROLL's `DataProto`, for which ROLL has computed its own before the update, as it does
             for several optimiser steps in a batch.
     """
-    distance = (data.batch["old_log_probs"] - data.batch["infer_logprobs"]).abs()
-    return {"logprob_difference_max": float((distance * data.batch["response_mask"][:, 1:]).max())}
+    trainer, engine = data.batch["old_log_probs"].float(), data.batch["infer_logprobs"].float()
+    return Agreement.of(trainer, engine, data.batch["response_mask"][:, 1:]).metrics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gem_train import entries, platforms
 from gem_train.experiment.tasksets import dataset_text
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import TO_BATCH, UNPADDED, Layout, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import (
     Computed,
@@ -62,7 +64,23 @@ def _compile(run: Run) -> Launch:
         {"RAY_DEDUP_LOGS": "0"},
         files=files,
         state=[CHECKPOINTS],
+        passes=_forward(run, settings),
     )
+
+
+def _forward(run: Run, settings: Mapping[str, Any]) -> Passes:
+    """Return how SkyRL divides a batch, whose rows are as long as the longest."""
+    tasks, step = "trainer.train_batch_size", "trainer.policy_mini_batch_size"
+    epochs, unpadded = "trainer.update_epochs_per_batch", "trainer.remove_microbatch_padding"
+    rows, tokens = "trainer.micro_train_batch_size_per_gpu", "trainer.max_tokens_per_microbatch"
+    said = named(settings, tasks, step, epochs, unpadded, rows, tokens)
+    steps = said[epochs] * (said[tasks] // said[step])
+    padding = UNPADDED if said[unpadded] else TO_BATCH
+    if said.get(tokens, -1) > 0:
+        layout: Layout = "packed" if said[unpadded] else "dynamic"
+        return Passes(layout, padding, steps, said[tokens], None, said)
+    most = said[rows] * run.spec.policy.tokens
+    return Passes("fixed", padding, steps, most, said[rows], said)
 
 
 def _value(value: Any) -> str:
@@ -386,7 +404,11 @@ TABLE = Table(
         "optimizer.eps": Fixed(1e-8, "SkyRL has no setting for it"),
         "optimizer.weight_decay": Copied(_of_trained("optimizer_config.weight_decay")),
         "optimizer.grad_clip": Copied(_of_trained("optimizer_config.max_grad_norm")),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "SkyRL's asynchronous loop (trainer.fully_async) bounds how many groups are "
+            "ahead in all, and single ones may be older",
+            "trainer.fully_async.enabled",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Elsewhere(f"rows of {TRAIN_FILE}"),
         "training.tasks": Copied("trainer.train_batch_size"),
@@ -428,6 +450,12 @@ TABLE = Table(
     others=(
         entries.critic_head,
         entries.optimizer_weights("AdamW on FSDP's shards"),
+    ),
+    untold=(
+        entries.untold(
+            lambda run: run.spec.sampling.temperature != 1 and not run.spec.sampling.whole,
+            entries.OTHER_DISTRIBUTION,
+        ),
     ),
 )
 """How SkyRL realises each setting."""

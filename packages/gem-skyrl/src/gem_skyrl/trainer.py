@@ -22,6 +22,7 @@ from gem.estimators import estimator
 from gem_skyrl.resume import clear_leftovers
 from gem_skyrl.rollout import EPISODES, trained_rows
 from gem_skyrl.settings import Settings, comparable
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import PerTurn, turn_advantages
 from gem_train.experiment.metrics import episode_metrics
 from gem_train.packed import PackedTrajectory
@@ -126,7 +127,7 @@ class _GemTrainer:
             kept,
             per_turn,
             lambda: [[trained_row(data, row) for row in each.rows] for each in placed],
-            metrics=logprob_difference(data) if comparable(self.cfg) else {},
+            metrics=agreement(data).metrics() if comparable(self.cfg) else {},
         )
         return data
 
@@ -231,13 +232,12 @@ def trained_row(data: Any, row: PlacedRow) -> TrainedRow:
     return row.trained(_ids(data, row), mask.numpy(), rewards.tolist(), advantages.tolist())
 
 
-def logprob_difference(data: Any) -> dict[str, float]:
-    """Return how far the trainer's log-probabilities are from the engines', at most."""
+def agreement(data: Any) -> Agreement:
+    """Return how far the trainer's log-probabilities are from the engines'."""
     trained, sampled = data["action_log_probs"], data["rollout_logprobs"]
     if trained is None or sampled is None:
-        return {}
-    distance = (trained - sampled).abs()[data["loss_mask"] > 0]
-    return {"logprob_difference_max": float(distance.max())} if len(distance) else {}
+        return Agreement()
+    return Agreement.of(trained.float(), sampled.float(), data["loss_mask"] > 0)
 
 
 def _ids(data: Any, row: PlacedRow) -> Any:

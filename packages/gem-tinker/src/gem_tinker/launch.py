@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from gem_tinker import SUPPORTED_TINKER, check_tinker
@@ -12,6 +13,7 @@ from gem_train import entries, platforms
 from gem_train.checkpoints import CHECKPOINTS
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, pairs
+from gem_train.passes import Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import (
     Computed,
@@ -50,7 +52,9 @@ def _compile(run: Run) -> Launch:
     settings = TABLE.with_native(settings, run)
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
     argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
-    return Launch.of(run.spec, argv, platform, state=[CHECKPOINTS])
+    said = named(settings, "epochs", "minibatches")
+    passes = Passes("server", "the server decides", prod(said.values()), settings=said)
+    return Launch.of(run.spec, argv, platform, state=[CHECKPOINTS], passes=passes)
 
 
 def _evaluations(run: Run) -> dict[str, Any]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gem.tables import assignments, filled, setting
 from gem_train import settings
 from gem_train.experiment import tasksets
 from gem_train.experiment.filtering import Filtering
-from gem_train.experiment.losses import AGGREGATIONS
+from gem_train.experiment.losses import AGGREGATIONS, PolicyLoss, clipped
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem_train.experiment.schedule import Schedule
 
@@ -102,6 +106,14 @@ class Config(settings.Settings, Schedule, Filtering):
         settings.check_group_size(self.advantage, "group_size", self.group_size)
         least = [source.sampling.min_p for source in self.sources() if source.sampling]
         settings.refuse_values(vars(self), [("eval", any(least), NO_MIN_P)], prefix)
+
+    def clips(self, ratio: NDArray[Any], advantages: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return whether the server clips the loss of each token, `[tokens]`."""
+        if self.loss_fn == "importance_sampling":
+            return np.zeros(ratio.shape, np.bool_)
+        how = PolicyLoss(loss=self.loss_fn, clip=self.clip, clip_high=self.clip_high)
+        found: NDArray[np.bool_] = clipped(ratio, advantages, how)
+        return found
 
     def learning_rate(self, iteration: int, number: int) -> float:
         """Return the learning rate of an update.

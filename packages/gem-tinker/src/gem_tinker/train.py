@@ -33,6 +33,7 @@ from gem_tinker.settings import FREE, Config, read
 from gem_train import batches, sampling, settings
 from gem_train.checkpoints import Checkpoint, Checkpoints
 from gem_train.ending import to_the_end
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.filtering import filtered
 from gem_train.experiment.metrics import show, update_metrics
 from gem_train.experiment.tasksets import EvalSampling
@@ -196,8 +197,10 @@ class Run:
             await self._step(part, self.config.learning_rate(iteration, number))
             for number, part in enumerate(parts * self.config.epochs)
         ]
-        metrics = update_metrics(steps)
-        stale, limit = metrics["logprob_difference_max"], self.config.logprob_tolerance
+        # Later updates are of other weights than those that sampled.
+        agreement = steps[0][1]
+        metrics = update_metrics([step for step, _ in steps]) | agreement.metrics()
+        stale, limit = agreement.largest, self.config.logprob_tolerance
         if limit is not None and not stale <= limit:
             raise RolloutError(
                 f"sampler and trainer disagree by {stale:g} on a token's log-probability, more "
@@ -205,27 +208,32 @@ class Run:
             )
         return metrics
 
-    async def _step(self, rows: Sequence[Row], lr: float) -> dict[str, float]:
+    async def _step(self, rows: Sequence[Row], lr: float) -> tuple[dict[str, float], Agreement]:
         """Make an update; return what the server says of it, where it says it."""
         config, datums = self.config, to_datums(rows, self.objective)
         output, norm = await update(self.client, datums, config, lr)
-        outputs, differences = output.loss_fn_outputs, []
-        for row, found in zip(rows, outputs, strict=True):
-            difference = found["logprobs"].to_numpy()[row.columns] - np.asarray(row.tokens.logprobs)
-            differences.append(difference[np.asarray(row.tokens.mask) == 1])
-        difference = np.concatenate(differences)
-        metrics = {
-            "lr": lr,
-            "logprob_difference_max": float(np.abs(difference).max()),
-            "clip_fraction": float(np.mean(np.abs(np.exp(difference) - 1) > config.clip)),
-        }
+        outputs = output.loss_fn_outputs
+        masks = [np.asarray(row.tokens.mask) == 1 for row in rows]
+        found = [each["logprobs"].to_numpy() for each in outputs]
+        columns = (
+            [each[row.columns] for row, each in zip(rows, found, strict=True)],
+            [np.asarray(row.tokens.logprobs) for row in rows],
+            [row.advantages for row in rows],
+        )
+        trainer, sampler, advantages = (
+            np.concatenate([each[mask] for each, mask in zip(column, masks, strict=True)])
+            for column in columns
+        )
+        outside = config.clips(np.exp(trainer - sampler), advantages)
+        metrics = {"lr": lr, "clip_fraction": float(outside.mean())}
         if "elementwise_loss" in outputs[0]:
             sums = [each["elementwise_loss"].to_numpy().sum(dtype=np.float64) for each in outputs]
             factors = self.objective.server_factors([row.sampled for row in rows])
             metrics["loss"] = float(np.dot(factors, sums))
         elif "loss:sum" in output.metrics:
             metrics["loss"] = output.metrics["loss:sum"]
-        return metrics if norm is None else metrics | {"grad_norm": norm}
+        metrics |= {} if norm is None else {"grad_norm": norm}
+        return metrics, Agreement.of(trainer, sampler)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

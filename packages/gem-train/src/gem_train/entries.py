@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gem.multi import agents, all_seats
+from gem_train.experiment.agreement import NAMES
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.runspec import RunSpec
 from gem_train.experiment.tasksets import EvalSampling
@@ -50,6 +51,31 @@ SYNCHRONOUS: Part = {
     "training.staleness": Fixed(0, "every batch is sampled with the weights that it trains")
 }
 """Of a trainer, or an adapter, that samples and trains in turn."""
+
+
+def bounded_staleness(how: str, *switches: str) -> Part:
+    """Return the entry of a trainer whose asynchronous mode does not fix how old weights are.
+
+    Args:
+        how: What the mode does instead, a sentence without its full stop.
+        *switches: Native settings that turn it on; a run that has one is not of staleness 0.
+    """
+
+    def asynchronous(run: Run, value: Any) -> bool:
+        given = {name.lstrip("+"): on for name, on in run.native.items()}
+        return any(given.get(name) for name in switches)
+
+    return {
+        "training.staleness": (
+            Fixed(0, f"{how}; the key fixes it for every batch"),
+            Departs(
+                asynchronous,
+                f"{' or '.join(switches)}: sampled with older weights while it trains",
+                "unmatched",
+            ),
+        )
+    }
+
 
 FIXED_REFERENCE: Part = {
     "algorithm.kl_reset": Fixed(None, "the penalty is to the initial policy"),
@@ -359,6 +385,24 @@ def optimizer_weights(how: str, *keys: str) -> Callable[[Run], Iterator[Parity]]
         yield Parity(OPTIMIZER_WEIGHTS, "matched", f"fp32: {how}")
 
     return said
+
+
+def untold(
+    when: Callable[[Run], object], why: str, metrics: Collection[str] = NAMES
+) -> Callable[[Run], dict[str, str]]:
+    """Say which metrics of the record a trainer cannot give; for `Table.untold`.
+
+    Args:
+        when: Whether it cannot, in this run.
+        why: Of the trainer, a sentence without its full stop.
+        metrics: Their names; by default those that compare the trainer with its sampler.
+    """
+    return lambda run: dict.fromkeys(metrics, why) if when(run) else {}
+
+
+OTHER_DISTRIBUTION = (
+    "the sampler's log-probabilities are of another distribution than the trainer's"
+)
 
 
 def most_agents(spec: RunSpec) -> int:

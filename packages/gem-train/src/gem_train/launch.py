@@ -29,6 +29,7 @@ from gem_train import pairs
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.judges import CACHE_FILES, judges_file, judges_variable
+from gem_train.passes import Passes
 from gem_train.platforms import Platform
 from gem_train.settings import NO_STATE, Refusal, refuse_values
 from gem_train.table import Parity, Run, Table
@@ -58,6 +59,11 @@ class Launch:
     state: list[str] = field(default_factory=list)
     """Files and folders in the run folder, beside the record, that the trainer would go on from if
     an earlier run had left them."""
+    untold: dict[str, str] = field(default_factory=dict)
+    """Metrics of the record (`gem_train.experiment.agreement`, `clip_fraction`) that the trainer
+    cannot give in this run, and why."""
+    passes: Passes | None = None
+    """How the trainer divides a batch, as its settings say; None: the adapter does not tell."""
 
     @classmethod
     def of(
@@ -94,7 +100,9 @@ class Launch:
     def from_json(cls, text: str) -> Launch:
         """Rebuild from `to_json`."""
         data = parse_as(text, dict[str, Any], "the command")
-        return cls(**{**data, "parity": [Parity(**each) for each in data["parity"]]})
+        parity = [Parity(**each) for each in data["parity"]]
+        passes = data.get("passes")
+        return cls(**{**data, "parity": parity, "passes": passes and Passes(**passes)})
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,11 @@ class Adapter:
         )
         untried = list(pairs.check(self.pairs, spec, hardware, self.attention or run.attention))
         together = [Parity("together", "untried", "; ".join(untried))] if untried else []
-        return replace(made, parity=[*self.table.parity(run), *made.parity, *together])
+        return replace(
+            made,
+            parity=[*self.table.parity(run), *made.parity, *together],
+            untold={**self.table.missing(run), **made.untold},
+        )
 
 
 def unknown_trainer(name: str, known: Iterable[str]) -> str:

@@ -240,6 +240,8 @@ class Table:
     """Parity of what is no key."""
     fused: Callable[[RunSpec], bool] = lambda spec: False
     """See `Run.fused`."""
+    untold: tuple[Callable[[Run], Mapping[str, str]], ...] = ()
+    """Metrics of the record that the trainer cannot give, with the reason; see `entries.untold`."""
     _rows: dict[str, tuple[Way, tuple[Refused | Departs, ...]]] = field(
         init=False, repr=False, default_factory=dict
     )
@@ -343,6 +345,13 @@ class Table:
             found += other(run)
         native = (Parity(k, "native", json.dumps(v)) for k, v in run.native.items())
         return [*found, *native]
+
+    def missing(self, run: Run) -> dict[str, str]:
+        """Return which metrics of the record the trainer cannot give in a run, and why."""
+        found: dict[str, str] = {}
+        for each in self.untold:
+            found |= each(run)
+        return found
 
     def with_native(self, settings: Mapping[str, Any], run: Run) -> dict[str, Any]:
         """Return a trainer's settings with those that the user gives it as they are.

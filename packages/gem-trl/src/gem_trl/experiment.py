@@ -260,7 +260,10 @@ TABLE = Table(
         "optimizer.eps": Copied("adam_epsilon"),
         "optimizer.weight_decay": (Copied("weight_decay"), entries.NO_DECAY),
         "optimizer.grad_clip": Copied("max_grad_norm"),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "TRL's asynchronous trainer (GemAsyncGRPOTrainer, in a program of one's own) "
+            "bounds how old a sample is, and an optimiser step mixes versions",
+        ),
         "training.extra_batches": (
             Copied(f"{GEM}extra_batches"),
             entries.without_schedule("the tasks of extra batches are rows of a dataset"),
@@ -295,6 +298,18 @@ TABLE = Table(
     others=(
         entries.optimizer_weights("TRL loads them in fp32, passes are under autocast"),
         _uncorrected,
+    ),
+    untold=(
+        entries.untold(
+            lambda run: run.spec.algorithm.loss == "cispo",
+            "TRL's cispo_clip_ratio leaves tokens with an advantage below 0 out",
+            ["clip_fraction"],
+        ),
+        entries.untold(
+            lambda run: run.spec.algorithm.loss == "ppo" and run.spec.algorithm.ratio == "sequence",
+            "TRL's clip_ratio/region_mean is a share of rows, not of tokens",
+            ["clip_fraction"],
+        ),
     ),
     fused=lambda spec: True,
 )
@@ -364,17 +379,27 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
         "per_device_eval_batch_size": 64,
         **given,
     }
-    decided = _decided(spec, folder, processes, values.pop("per_device_train_batch_size"))
-    if both := ", ".join(values.keys() & decided.keys()):
+    fixed = decided(spec, folder, processes, values.pop("per_device_train_batch_size"))
+    if both := ", ".join(values.keys() & fixed.keys()):
         raise ConfigurationError(f"GRPOConfig: the experiment decides {both}; leave it out")
     try:
-        return GRPOConfig(**values, **decided)
+        return GRPOConfig(**values, **fixed)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"GRPOConfig: {error}") from error
 
 
-def _decided(spec: RunSpec, folder: Path, processes: int, most: int) -> dict[str, Any]:
-    """Return the fields that follow from an experiment; `most` episodes fit a forward pass."""
+def decided(spec: RunSpec, folder: Path, processes: int, most: int) -> dict[str, Any]:
+    """Return the fields of GRPOConfig that follow from an experiment.
+
+    Args:
+        spec: The experiment.
+        folder: Of the record.
+        processes: Number of processes that train.
+        most: Episodes that fit a forward pass.
+
+    Raises:
+        ConfigurationError: The episodes do not divide among processes and minibatches.
+    """
     minibatches, size = spec.algorithm.minibatches, spec.training.group_size
     rows, left = divmod(spec.episodes, processes * minibatches)
     if left:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
+from typing import Any
 
-from gem_train import platforms
+from gem_train import entries, platforms
 from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import Adapter, Launch, executor_variable
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import TO_BATCH, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import Run, below
 from gem_trl import SUPPORTED_TRL, check_trl
-from gem_trl.experiment import CHECKPOINTS, GIVEN, TABLE, check_correction
+from gem_trl.experiment import CHECKPOINTS, GIVEN, TABLE, check_correction, decided
 
 SPEC_FILE = "spec.json"
 
@@ -39,7 +42,32 @@ def _compile(run: Run) -> Launch:
         executor_variable(run.hardware),
         files={SPEC_FILE: json.dumps(run.spec.to_mapping(), indent=2) + "\n"},
         state=[CHECKPOINTS],
+        passes=_forward(run, settings),
+        untold=_untold(run, served=bool(settings.get("use_vllm"))),
     )
+
+
+def _untold(run: Run, *, served: bool) -> dict[str, str]:
+    """Return the metrics that TRL cannot give of what vLLM or its own model has sampled."""
+    alone = "TRL's own model samples, and tells no log-probabilities"
+    why = entries.OTHER_DISTRIBUTION if served else alone
+    return entries.untold(lambda run: not (served and run.spec.sampling.whole), why)(run)
+
+
+def _forward(run: Run, settings: Mapping[str, Any]) -> Passes:
+    """Return how TRL divides a batch, by what `gem_trl.train` makes of the settings."""
+    most = settings["per_device_train_batch_size"]
+    fields = decided(run.spec, run.run_dir, run.hardware.gpus, most)
+    rows, window, iterations, generation = (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_iterations",
+        "steps_per_generation",
+    )
+    said = named(fields, rows, window, iterations, generation)
+    steps = said[iterations] * said[generation] // said[window]
+    tokens = said[rows] * run.spec.policy.tokens
+    return Passes("fixed", TO_BATCH, steps, tokens, said[rows], said)
 
 
 def _gpu(spec: RunSpec) -> Platform:

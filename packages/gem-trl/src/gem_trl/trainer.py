@@ -29,6 +29,7 @@ from trl import GRPOConfig, GRPOTrainer
 from gem.errors import ConfigurationError
 from gem.rollout.play import Sampler
 from gem.trajectory import Trajectory
+from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import PerTurn, turn_advantages
 from gem_train.experiment.filtering import filtered
 from gem_train.experiment.tasksets import DatasetRow
@@ -40,7 +41,7 @@ from gem_train.seams import Seam, called, calls, check_seams, replaced
 from gem_train.settings import check_episodes
 from gem_trl import TRAINER
 from gem_trl.lockstep import Lockstep
-from gem_trl.record import of_iteration, recording
+from gem_trl.record import RECORDED, of_iteration, recording
 from gem_trl.replacement import check_class, check_kept
 from gem_trl.rewards import RewardFunction, RewardFunctions
 from gem_trl.rollout import columns, sampling_at, training_row
@@ -354,7 +355,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if rows_wanted():
             for index, row in zip(batch.rows, gather_object(trained), strict=True):
                 rows[index] = row
-        batch.metrics.update(self._logprob_difference(output))
+        batch.metrics.update(self._agreement(output).metrics())
         kept = self._recording.keep_batch(
             batch.episodes, batch.advantages, lambda: rows, metrics=batch.metrics
         )
@@ -364,23 +365,24 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return output
 
     @torch.no_grad()
-    def _logprob_difference(self, output: dict[str, Any]) -> dict[str, float]:
+    def _agreement(self, output: dict[str, Any]) -> Agreement:
         """Return how far vLLM's log-probabilities are from TRL's: large if its weights are stale.
 
-        Nothing is returned where they are not of the same distribution: TRL's is that before any
+        It is of no token where they are not of the same distribution: TRL's is that before any
         candidate is left out or penalised, and a server may report that at temperature 1.
         """
         theirs = output.get("sampling_per_token_logps")
         changed = self.top_k > 0 or self.top_p < 1 or self.min_p or self.repetition_penalty != 1
         served = self.vllm_mode == "server" and self.temperature != 1
         if not self.use_vllm or theirs is None or changed or served:
-            return {}
+            return Agreement()
         parts = [(output[f"prompt_{k}"], output[f"completion_{k}"]) for k in ("ids", "mask")]
         ids, attended = (torch.cat(pair, dim=1) for pair in parts)
         size, rows = theirs.size(1), self.args.per_device_train_batch_size
         found, *_ = self._get_per_token_logps_and_entropies(self.model, ids, attended, size, rows)
-        distance = (found - theirs).nan_to_num() * output["completion_mask"] * output["tool_mask"]
-        return {"logprob_difference_max": max(gather_object([float(distance.abs().max())]))}
+        sampled = (output["completion_mask"] * output["tool_mask"]).bool()
+        mine = Agreement.of(found.float().cpu(), theirs.float().cpu(), sampled.cpu())
+        return sum(gather_object([mine]), Agreement())
 
     # Record
 
@@ -400,7 +402,11 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if "loss" in logs:
             self._steps.append(logs)
             if left == 0:
-                self._recording.write_iteration(iterations - 1, of_iteration(self._steps))
+                logged = of_iteration(self._steps)
+                if self.importance_sampling_level == "sequence":
+                    # TRL's is a share of rows.
+                    logged.pop(RECORDED["clip_fraction"], None)
+                self._recording.write_iteration(iterations - 1, logged)
                 self._steps = []
 
     def _once(self, played: Sequence[Played]) -> list[Played]:

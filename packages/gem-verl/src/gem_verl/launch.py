@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from gem.errors import ConfigurationError
@@ -11,6 +12,7 @@ from gem_train.experiment.tasksets import Source
 from gem_train.hydra import hydra_value
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.passes import UNPADDED, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import Computed, Copied, Departs, Fixed, Refused, Run, Table, namesakes
 from gem_verl import SUPPORTED_VERL, check_verl
@@ -41,7 +43,22 @@ def _compile(run: Run) -> Launch:
         platform,
         {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
         state=[_CHECKPOINTS],
+        passes=_forward(run, settings),
     )
+
+
+def _forward(run: Run, settings: Mapping[str, Any]) -> Passes:
+    """Return how verl divides a batch: rows without padding, as many as fit the GPUs of a rank."""
+    tokens, gpus = f"{_ACTOR}.ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size"
+    tasks, step = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
+    epochs = f"{_ACTOR}.ppo_epochs"
+    unpadded = ("actor_rollout_ref.model.use_remove_padding", f"{_ACTOR}.use_dynamic_bsz")
+    split = f"{_ACTOR}.fsdp_config.{gpus}"
+    said = named(settings, *unpadded, tokens, split, tasks, step, epochs)
+    # The rows of a step are of so many tasks. Where an episode has several rows, a step has room
+    # for those of all episodes.
+    steps = max(said[tasks] * entries.most_agents(run.spec) // said[step], 1)
+    return Passes("packed", UNPADDED, said[epochs] * steps, said[tokens] * said[split], None, said)
 
 
 def _override(key: str, value: Any) -> str:
@@ -408,7 +425,10 @@ TABLE = Table(
         "optimizer.eps": Copied(_both("+{part}.optim.override_optimizer_config.eps")),
         "optimizer.weight_decay": Copied(_both("{part}.optim.weight_decay")),
         "optimizer.grad_clip": Copied(_both("{part}.optim.clip_grad")),
-        **entries.SYNCHRONOUS,
+        **entries.bounded_staleness(
+            "verl's asynchronous modes (trainer.v1.trainer_mode) bound how old weights "
+            "are, and mix versions in a batch",
+        ),
         **entries.PLAYED_ONCE,
         "training.iterations": Copied("trainer.total_training_steps"),
         "training.tasks": Copied("data.train_batch_size"),
@@ -445,6 +465,7 @@ TABLE = Table(
             "fsdp_config.model_dtype=fp32, AdamW on FSDP's shards", *_both("{fsdp}.model_dtype")
         ),
     ),
+    untold=(entries.untold(lambda run: not run.spec.sampling.whole, entries.OTHER_DISTRIBUTION),),
     fused=lambda spec: fuses(spec.policy.model),
 )
 """How verl realises each setting."""

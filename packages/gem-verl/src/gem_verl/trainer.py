@@ -33,6 +33,7 @@ from verl.utils.debug import marked_timer
 from gem.errors import RolloutError
 from gem.trajectory import Failure, TurnSpan
 from gem_train.checkpoints import read_state, save_state
+from gem_train.experiment.agreement import Agreement
 from gem_train.packed import PackedTrajectory
 from gem_train.processes import claim
 from gem_train.ray import call_while_alive
@@ -76,7 +77,6 @@ RECORDED: Names = {
     "rejected_fraction": "rollout_corr/rollout_rs_masked_fraction",
     "value_loss": "critic/vf_loss",
     "value_grad_norm": "critic/grad_norm",
-    "logprob_difference_max": "training/rollout_probs_diff_max",
     "rollout_s": "timing_s/gen",
     "sync_s": "timing_s/update_weights",
     "step_s": "timing_s/step",
@@ -103,6 +103,9 @@ def claim_sockets(job_id: str, folder: str = "/tmp") -> TextIO:
 
 class _GemTrainer(PPOTrainer):  # type: ignore[misc]
     """What both modes add to verl's trainers."""
+
+    _agreement = Agreement()
+    """Of the engine with the weights before the update of this batch."""
 
     def __init__(self, config: Any) -> None:
         settings = self._settings = check_config(config)
@@ -198,6 +201,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Let the estimators of this package see episodes and values."""
+        # Later, the response mask lacks tokens that verl rejects.
+        self._agreement = self._agreed(batch)
         fields = ["values"] if self.use_critic else []
         fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
         if fields:
@@ -205,6 +210,28 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             self._batch.values, self._batch.scores = data.get("values"), data.get("rm_scores")
         with given(self._batch):
             return super()._compute_advantage(batch, metrics)
+
+    def _agreed(self, batch: Any) -> Agreement:
+        """Return how far verl's log-probabilities are from the engine's, before the update.
+
+        It is of no token where they are of different distributions, or where verl takes the
+        engine's for its own.
+        """
+        sampling, own = self.config.actor_rollout_ref.rollout, self._settings
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        if sampling.logprobs_mode == "processed_logprobs":
+            whole = sampling.top_p == 1 and sampling.top_k <= 0
+            whole = whole and not own.min_p and own.repetition_penalty == 1
+        else:
+            whole = sampling.temperature == 1
+        if not whole or correction.get("bypass_mode"):
+            return Agreement()
+        fields = ("old_log_probs", "rollout_log_probs", "response_mask")
+        data = _read(batch, *fields)
+        columns = [[row.cpu() for row in data[name].unbind()] for name in fields]
+        rows = list(zip(*columns, strict=True))
+        places = [row.place for row in self._rows() if row.spans]
+        return sum((Agreement.of(*rows[place]) for place in places), Agreement())
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Train the critic of `gem_gae` where turns begin; its other outputs mean nothing."""
@@ -239,6 +266,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             self._batch.advantages,
             partial(self._trained_rows, batch),
             lost=self._lost,
+            metrics=self._agreement.metrics(),
         )
         metrics.update({f"gem/{name}": value for name, value in values.items()})
         update_s = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)

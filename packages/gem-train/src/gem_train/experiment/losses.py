@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gem.tables import setting
 
@@ -203,11 +203,16 @@ def probability_ratio(new: Tensor, old: Tensor, how: PolicyLoss, row_mean: RowMe
     return difference.exp()
 
 
-def clipped(ratio: Tensor, how: PolicyLoss) -> Tensor:
-    """Return whether the ratio of each token is outside the clip ranges that its loss has."""
+def clipped(ratio: Any, advantage: Any, how: PolicyLoss) -> Any:
+    """Return whether the loss of each token is clipped.
+
+    The clipped surrogate is where a good action's ratio is above the range or a bad one's below,
+    as in all trainers here; CISPO's weight is above the range, and SAPO clips nothing. The second
+    clip (`dual_clip`) does not count. NumPy's arrays will do, too.
+    """
     below, above = ratio < 1 - how.clip, ratio > 1 + how.highest
     if how.loss == "ppo":
-        return below | above
+        return (below & (advantage < 0)) | (above & (advantage > 0))
     return above if how.loss == "cispo" else above & False
 
 

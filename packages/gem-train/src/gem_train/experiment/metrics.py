@@ -235,19 +235,14 @@ def _of_parts(kind: str, episodes: Sequence[Played], names: Sequence[str]) -> di
     return found
 
 
-def update_metrics(steps: Sequence[Mapping[str, float]], first: int = 1) -> dict[str, float]:
+def update_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Summarise the optimiser steps of a batch by means over all of them.
 
     Args:
         steps: Metrics of each, under the record's names; those that a step lacks are left out.
-        first: Number of steps of the first pass. `logprob_difference_max` is the largest of these:
-            later ones see other weights than those that sampled.
     """
     names = [name for name in (steps[0] if steps else ()) if all(name in step for step in steps)]
-    found = {name: sum(step[name] for step in steps) / len(steps) for name in names}
-    if "logprob_difference_max" in found:
-        found["logprob_difference_max"] = max(s["logprob_difference_max"] for s in steps[:first])
-    return found
+    return {name: sum(step[name] for step in steps) / len(steps) for name in names}
 
 
 def progress(iteration: int, split: str, metrics: Mapping[str, float]) -> str:
