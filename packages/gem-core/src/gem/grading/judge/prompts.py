@@ -6,8 +6,10 @@ import json
 import re
 from collections.abc import Mapping
 
+from gem.errors import DataError
 from gem.grading.judge.items import Item, Kind
 from gem.grading.judge.settings import digest
+from gem.json_lines import parse
 
 Vote = Mapping[str, str]
 """A value of `items.POINTS` for each name of `Item.names`."""
@@ -89,8 +91,8 @@ def read(reply: str, item: Item, *, turned: bool = False) -> dict[str, str] | No
     if found is None:
         return None
     try:
-        said = json.loads(found[1])
-    except ValueError:
+        said = parse(found[1], "the vote")
+    except DataError:
         return None
     if item.kind == "pair":
         value = said.get("better")
