@@ -15,7 +15,7 @@ pytest.importorskip("gem_bench.runspec", reason="needs the development environme
 pytest.importorskip("gem_cpu.small", reason="needs the development environment: make env-dev")
 from gem_bench.audit import audit, judge, lines
 
-WORDS = ("red", "green", "blue")
+WORDS = ("blue",)
 ITERATIONS = 5
 SPEC = """
 name = "terminal"
@@ -23,19 +23,19 @@ seed = 0
 [env]
 id = "harbor:{tasks}"
 [env.params]
-max_turns = 3
+max_turns = 2
 [policy]
-model = "small?competent=0.5&episodes=48&careful_steps=250&steps=60&batch=16"
+model = "small?competent=0.3&episodes=32&careful_steps=60&steps=40&batch=16"
 prompt_tokens = 1024
 response_tokens = 512
-turn_tokens = 64
+turn_tokens = 48
 [sampling]
 temperature = 1.0
 [algorithm]
 advantage = "rebn"
 gamma = 1.0
 [optimizer]
-lr = 1e-4
+lr = 1e-3
 beta2 = 0.99
 weight_decay = 0.0
 grad_clip = 1.0
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.nightly
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An experiment of tasks which a small model can learn: which word to write."""
+    """An experiment with a task that a small model can learn: to write instead of to look."""
     folder = tmp_path_factory.mktemp("terminal")
     for word in WORDS:
         write_task(
@@ -67,24 +67,15 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("trainer", "lr", "gain"),
-    # TRL's updates are small enough that rounding does not grow from one to the next.
-    [("reference", 5e-4, 0.1), ("trl", 1e-4, None)],
-)
-def test_a_small_model_trains_on_terminal_tasks(
-    spec: Path, tmp_path: Path, trainer: str, lr: float, gain: float | None
-) -> None:
+def test_a_small_model_learns_a_terminal_task(spec: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gem_bench", "run", str(spec), "--cpu"]
-    command += ["--out", str(tmp_path / "run"), "--to", trainer]
-    command += ["--set", f"optimizer.lr={lr}"]
+    command += ["--out", str(tmp_path / "run"), "--to", "reference"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     record = read_run(tmp_path / "run")
     success = [each["success_rate"] for each in record.metrics]
     assert len(success) == ITERATIONS
-    assert any(0 < each < 1 for each in success)
-    assert gain is None or success[-1] > success[0] + gain, success
+    assert success[-1] > success[0] + 0.1, success
     audits = list(audit(record))
     assert len(audits) == ITERATIONS
     findings = judge(audits)
