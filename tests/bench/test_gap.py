@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def test_without_another_engine_there_is_no_gap_and_the_update_is_the_same(tmp_p
         assert gap.mean <= gap.largest < 1e-4 and abs(gap.ratio - 1) < 1e-5 and abs(gap.kl) < 1e-8
         assert gap.loss[0] == pytest.approx(gap.loss[1], abs=1e-6)
         assert gap.grad_norm[0] == pytest.approx(gap.grad_norm[1], rel=1e-4)
-        assert gap.own is None
+        # The reference has found the same while it trained.
+        assert gap.own == pytest.approx(gap.largest, abs=1e-6)
 
 
 def test_a_sampler_that_is_too_sure_is_told_by_every_number(tmp_path: Path) -> None:
@@ -84,7 +86,7 @@ def test_without_a_samplers_log_probabilities_the_update_is_compared_all_the_sam
     assert (first.mean, first.largest, first.ratio, first.kl) == (None,) * 4
     assert first.grad_norm[0] == pytest.approx(first.grad_norm[1], rel=1e-4)
     assert main([str(folder)]) == 0
-    assert "| - | - | - | - | - |" in capsys.readouterr().out
+    assert re.search(r"\| - \| - \| [0-9.e-]+ \| - \| - \|", capsys.readouterr().out)
 
 
 def test_a_run_in_bf16_is_replayed_in_bf16(tmp_path: Path) -> None:
