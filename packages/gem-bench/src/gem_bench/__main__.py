@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from gem_bench.run import Outcome
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, forks: bool = False) -> int:
     """Run the command line.
+
+    Args:
+        argv: Arguments; None takes those of this process.
+        forks: Of `gem-bench run`, see `gem_bench.run.run`.
 
     Returns:
         0 for success; 1 if a run failed or does not fit, its audit found something or it does not
@@ -34,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     show_any_text()
     args = _parser().parse_args(argv)
+    args.forks = forks
     command: Callable[[argparse.Namespace], int] = args.call
     try:
         return command(args)
@@ -437,8 +442,6 @@ def _parser() -> argparse.ArgumentParser:
     _limit_arguments(p).add_argument(
         "--resume", action="store_true", help="go on with the run in the folder where it ended"
     )
-    # Of a sweep's own processes.
-    p.add_argument("--forks", action="store_true", help=argparse.SUPPRESS)
 
     p = _command(commands, "watch", _watch, "show runs in the terminal while they are written")
     p.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -254,7 +255,7 @@ def _start(
             if forked:
                 from gem_bench.__main__ import main
 
-                return forks.Forked(main, [*command[3:], "--forks"], log=log)
+                return forks.Forked(partial(main, forks=True), command[3:], log=log)
             # In a session of its own, so that Ctrl-C reaches it through `_end` alone.
             return subprocess.Popen(
                 command,

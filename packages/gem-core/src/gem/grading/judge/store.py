@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import JudgeError, RecordError
+from gem.json_lines import parse, parse_as
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS votes (
@@ -61,7 +62,7 @@ class Store:
     def vote(self, key: str) -> Any:
         """Return a vote that is kept, `[value]`; None if there is none."""
         rows = self._run("SELECT vote FROM votes WHERE key = ?", (key,))
-        return [json.loads(rows[0][0])] if rows else None
+        return [parse(rows[0][0], f"a vote in {self.path}", RecordError)] if rows else None
 
     def keep(self, key: str, vote: Any, reply: str, served: str, seconds: float) -> Any:
         """Keep a vote unless there is one already; return the one that is kept."""
@@ -128,7 +129,8 @@ class Store:
         """
         rows = self._run("SELECT report FROM reports WHERE identity = ?", (identity,))
         if rows:
-            found: dict[str, Any] = json.loads(rows[0][0])
+            place = f"a report in {self.path}"
+            found: dict[str, Any] = parse_as(rows[0][0], dict[str, Any], place, RecordError)
             return found
         made = make()
         self._run("INSERT OR REPLACE INTO reports VALUES (?, ?)", (identity, json.dumps(made)))
