@@ -220,7 +220,7 @@ test-verifiers: env-verifiers
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) $(PYTEST) -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
 .PHONY: learn
-learn: env-dev ## Four cheap learning curves end where the recorded ones did
+learn: env-dev ## Cheap learning curves end where the recorded ones did, and a control does not rise
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
 NIGHTLY := nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-bridges nightly-perturbed test-trl-versions \
   test-trackers \

@@ -28,7 +28,7 @@ RATES, REGIMES = (RECIPES / "sweeps" / f"{name}.toml" for name in ("regimes-rate
 ESTIMATORS = {"reinforce": "REINFORCE", "rebn": "ReBN", "grpo": "GRPO"}
 SHIFTED = ("plus", "minus")
 """Regimes in which only REINFORCE differs from `short`: the others subtract a mean."""
-SEEDS = {"reinforce": range(5), "rebn": range(5), "grpo": range(3), "control": range(2)}
+SEEDS = {"reinforce": range(5), "rebn": range(5), "grpo": range(3), "control": range(5)}
 CONTROLLED = ("short", "hard", "wrong-mode", "filler")
 LAST = 10
 
@@ -258,7 +258,7 @@ def forest(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]])
         out.append(f'<line class="{kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
         out.append(text("tick", x, bottom + 18, f"{tick / 10:+.1f}", "middle"))
     for index, name in enumerate(names):
-        x = left + 150 * index
+        x = left + 190 * index
         out.append(f'<circle class="g{index} dot" cx="{x}" cy="20" r="5"/>')
         out.append(text("name", x + 12, 25, f"{ESTIMATORS[name]} less REINFORCE"))
     for line, regime in enumerate(shown):

@@ -7,8 +7,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gem.errors import ConfigurationError
+from gem.errors import GemError
 from gem.grading.judge.rules import answered
+from gem.json_lines import parse
 
 MODEL = "rules"
 """The server's name of its model."""
@@ -44,8 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         time.sleep(self.server.delay_s)
         try:
-            vote = answered(json.loads(body)["messages"][-1]["content"])
-        except (ConfigurationError, LookupError, TypeError, ValueError) as error:
+            vote = answered(parse(body, "the body")["messages"][-1]["content"])
+        except (GemError, LookupError, TypeError, ValueError) as error:
             self._send(400, {"error": {"message": str(error), "type": "invalid_request_error"}})
             return
         message = {"role": "assistant", "content": json.dumps(vote)}
