@@ -20,7 +20,7 @@ from gem_bench.runspec import load_spec
 from gem_bench.start import Start, as_text, asked, measure
 from gem_bench.stats import Estimate
 
-SPLIT = Path(__file__).parents[2] / "recipes" / "regimes" / "short.toml"
+SPLIT = Path(__file__).parents[2] / "recipes" / "regimes" / "hard.toml"
 RECIPE = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
 
 
