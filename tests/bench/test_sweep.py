@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError
+from gem_bench import forks
 from gem_bench.runspec import load_spec
 from gem_bench.sweep import Changes, read
 from gem_train.record import read_run
@@ -204,6 +205,14 @@ def test_forked_runs_end_with_the_sweep_and_a_killed_trainer_is_a_failed_run(
     assert (code, said) == (130, "1 interrupted\n"), err
     with pytest.raises(ProcessLookupError):
         os.kill(running, 0)
+
+
+def test_without_what_the_reference_needs_runs_are_started_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert forks.load() is forks.POSSIBLE
+    monkeypatch.setattr(forks, "_LOADED", ("gem_bench.run", "gem_no_such_module"))
+    assert not forks.load()
 
 
 def of_process(pid: int) -> list[int]:

@@ -127,11 +127,11 @@ def test_all_of_it_holds_for_a_user_without_rights(archive: Path) -> None:
         ("echo '{\"quality\": 0.75}' > $V/reward.json", 0.75, ""),
         ("echo 2 > $V/reward.json; exit 7", 2.0, ""),
         ("true", 0.0, "wrote no reward"),
+        ("echo '{}' > $V/reward.json", 0.0, "wrote no reward"),
         (": > $V/reward.txt", 0.0, "wrote no reward"),
         ("echo nan > $V/reward.txt", 0.0, "no finite number"),
         ("echo '[1]' > $V/reward.json", 0.0, "no finite number"),
         ("echo true > $V/reward.json", 0.0, "no finite number"),
-        ("echo '{\"a\": 1, \"b\": 1}' > $V/reward.json", 0.0, "several numbers"),
         ("echo one > $V/reward.txt", 0.0, "is no number"),
         ("head -c 100000 /dev/zero | tr '\\0' 1 > $V/reward.txt", 0.0, "longer than"),
         ("mkfifo $V/reward.txt", 0.0, "wrote no reward"),
@@ -155,9 +155,15 @@ def test_what_the_tests_write_is_the_reward_and_nothing_is_0(
 def test_reward_key_chooses_a_number(tmp_path: Path) -> None:
     script = '#!/bin/bash\necho \'{"a": 0.25, "b": 1}\' > /logs/verifier/reward.json'
     folder = write_task(tmp_path, "host", tests__test_sh=script)
-    for key, reward in {"a": 0.25, "b": 1.0, "c": 0.0}.items():
+    for key, reward in {"a": 0.25, "b": 1.0}.items():
         with gem.make(f"harbor:{folder}", reward_key=key) as env:
             assert played(env)[0] == reward
+    for wrong in ("c", None):
+        with (
+            gem.make(f"harbor:{folder}", reward_key=wrong) as env,
+            pytest.raises(ConfigurationError, match="reward_key: .* 'a', 'b' and none"),
+        ):
+            played(env)
 
 
 def test_a_box_that_is_gone_is_a_failure_of_the_sandbox(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ class Forked:
         body = (function, argv, log.fileno(), env)
         self._process = multiprocessing.get_context("fork").Process(target=_body, args=body)
         self._process.start()
-        self.pid: int = self._process.ident or 0
+        pid = self._process.ident
+        assert pid is not None  # it has been started
+        self.pid = pid
 
     @property
     def returncode(self) -> int | None:
@@ -72,10 +74,21 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def load() -> None:
-    """Import what runs of the reference need. Starts no thread that a forked process would miss."""
-    for name in _LOADED:
-        importlib.import_module(name)
+def load() -> bool:
+    """Import what runs of the reference need, without starting a thread that a fork would miss.
+
+    Returns:
+        Whether runs can be forked: not without torch or gem-cpu, nor on another system than Linux.
+        A run that is started anew says what is missing, if it needs it.
+    """
+    if not POSSIBLE:
+        return False
+    try:
+        for name in _LOADED:
+            importlib.import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def apart(function: Callable[..., T], *args: object) -> T:

@@ -141,9 +141,7 @@ def sweep(
     done = {run.name for run in planned if _finished(run, out / run.name, hardware)}
     statuses = dict.fromkeys((run.name for run in planned if run.name in done), "finished")
     waiting = iter([run for run in planned if run.name not in done])
-    forking = forks.POSSIBLE and any(_is_forked(r) for r in planned if r.name not in done)
-    if forking:
-        forks.load()
+    forking = any(_is_forked(r) for r in planned if r.name not in done) and forks.load()
     if done:
         say(f"{len(done)} of {len(planned)} runs are finished already")
     running: dict[str, tuple[_Process, float]] = {}

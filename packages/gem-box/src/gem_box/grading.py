@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gem.admission import Core
-from gem.errors import BusyMachineError, DataError
+from gem.errors import BusyMachineError, ConfigurationError, DataError
 from gem.json_lines import parse
 from gem_box.folders import Folder
 from gem_box.overlay import OverlayBox
@@ -50,6 +50,7 @@ def grade(
 
     Raises:
         BusyMachineError: The tests got too little CPU time twice.
+        ConfigurationError: The tests write numbers, and none has the name of the reward.
         UnreachableError: The box is gone.
     """
     for alone in (False, True):
@@ -72,9 +73,9 @@ def grade(
         rewards = _rewards(
             box.read(f"{_VERIFIER}/reward.json", _MOST), box.read(f"{_VERIFIER}/reward.txt", _MOST)
         )
-        return Graded(_chosen(rewards, reward_key), rewards, "", output)
     except DataError as error:
         return Graded(0.0, {}, str(error), output)
+    return Graded(_chosen(task, rewards, reward_key), rewards, "", output)
 
 
 def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:
@@ -91,6 +92,8 @@ def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:
         except ValueError:
             raise DataError("reward.txt is no number") from None
     values: Mapping[str, Any] = value if isinstance(value, dict) else {"reward": value}
+    if not values:
+        raise DataError("the tests wrote no reward")
     for name, each in values.items():
         numeric = isinstance(each, int | float) and not isinstance(each, bool)
         if not numeric or not math.isfinite(each):
@@ -98,16 +101,16 @@ def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:
     return {str(name): float(each) for name, each in values.items()}
 
 
-def _chosen(rewards: Mapping[str, float], key: str | None) -> float:
-    if key is not None:
-        if key not in rewards:
-            raise DataError(f"reward.json has no {key!r}")
-        return rewards[key]
-    if "reward" in rewards:
-        return rewards["reward"]
-    if len(rewards) != 1:
-        raise DataError("reward.json has several numbers and none is named reward: set reward_key")
-    return next(iter(rewards.values()))
+def _chosen(task: Folder, rewards: Mapping[str, float], key: str | None) -> float:
+    """Return the number that is the reward: every episode of a wrong key would earn 0."""
+    if key is None:
+        key = "reward" if len(rewards) != 1 else next(iter(rewards))
+    if key not in rewards:
+        raise ConfigurationError(
+            f"reward_key: the tests of {task.name} write the "
+            f"numbers {', '.join(map(repr, rewards))} and none is named {key!r}"
+        )
+    return rewards[key]
 
 
 def solution(task: Folder) -> Path | None:

@@ -22,10 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from gem.seeding import stream
+from gem.tables import assignments, build
 from gem.trajectory import TrainingRow
+
+T = TypeVar("T")
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -187,6 +191,21 @@ def _cloning_batch(rows: list[TrainingRow]) -> tuple[Any, Any, Any]:
         mask[i, :end] = 1
         labels[i, start:end] = torch.where(torch.tensor(row.mask) == 1, ids[i, start:end], -1)
     return ids, mask, labels
+
+
+def read_settings(cls: type[T], text: str, name: str) -> T:
+    """Return the settings that stand after the question mark of a `policy.model`.
+
+    Args:
+        cls: A dataclass of `gem.tables.setting`.
+        text: `key=value&...`.
+        name: What stands before, for messages.
+
+    Raises:
+        ConfigurationError: A setting is unknown, missing or not allowed.
+    """
+    pairs = [f"{key}={value}" for key, value in parse_qsl(text, keep_blank_values=True)]
+    return build(cls, assignments(cls, pairs), f"{name}?")
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:

@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 from typing import Any
-from urllib.parse import parse_qsl
 
 from gem.core import Env
 from gem.errors import ConfigurationError
@@ -25,10 +24,18 @@ from gem.parameters import listed
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.rollout.prompting import Prompting
 from gem.seeding import stream
-from gem.tables import assignments, build, setting
+from gem.tables import setting
 from gem.tasks import Task
 from gem.trajectory import TrainingRow
-from gem_cpu.cloning import EOS, Size, clone, ensure_model, new_model, train_tokenizer
+from gem_cpu.cloning import (
+    EOS,
+    Size,
+    clone,
+    ensure_model,
+    new_model,
+    read_settings,
+    train_tokenizer,
+)
 
 _FIRST_SEED = 3 * 10**12
 """Far from those of a training run and of the other small models."""
@@ -81,8 +88,7 @@ class Cloning:
         Raises:
             ConfigurationError: A setting is unknown or not allowed.
         """
-        pairs = [f"{key}={value}" for key, value in parse_qsl(text, keep_blank_values=True)]
-        found = build(cls, assignments(cls, pairs), "small?")
+        found = read_settings(cls, text, "small")
         if found.vocabulary % 64:
             raise ConfigurationError(
                 f"small?vocabulary must be a multiple of 64, got {found.vocabulary}"

@@ -23,15 +23,14 @@ from importlib.metadata import distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from gem.errors import MissingExtraError
 from gem.rollout import Budget
 from gem.rollout.prompting import Prompting
-from gem.tables import assignments, build, setting
+from gem.tables import setting
 from gem.tasks import Task
 from gem_cpu import small
-from gem_cpu.cloning import cache_folder, clone, ensure_model, make_once, save
+from gem_cpu.cloning import cache_folder, clone, ensure_model, make_once, read_settings, save
 from gem_cpu.small import Cloning, Player, cloned_rows
 
 NAME = "SmolLM2-135M-Instruct dequantised from Q4_1"
@@ -89,8 +88,7 @@ class Form:
         Raises:
             ConfigurationError: A setting is unknown, missing or not allowed.
         """
-        pairs = [f"{key}={value}" for key, value in parse_qsl(text, keep_blank_values=True)]
-        return build(cls, assignments(cls, pairs), "smollm2?")
+        return read_settings(cls, text, "smollm2")
 
 
 def ensure_form(
