@@ -49,6 +49,14 @@ PLAIN: dict[str, Any] = {
 }
 NODE: dict[str, Any] = {"learner": {"pass_tokens": 1000}}
 
+
+def judge_named(model: str) -> dict[str, Any]:
+    """The table of a judge with a model of this name."""
+    return {
+        "one": {"model": model, "url": "http://127.0.0.1:7/v1", "allow_uncalibrated": True},
+    }
+
+
 OTHER: dict[str, Any] = {
     "name": "other",
     "seed": 7,
@@ -141,6 +149,7 @@ OTHER: dict[str, Any] = {
     "training.precision": "bf16",
     "training.max_failed_fraction": 0.7,
     "training.info_metrics": ["tries", "moves"],
+    "judge": judge_named("other"),
     "hardware.device": "cpu",
     "hardware.nodes": 2,
     "hardware.gpus_per_node": 8,
@@ -178,6 +187,12 @@ BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.kl_estimator": {"algorithm.kl_coef": 0.7},
     "algorithm.group_std": {"algorithm.advantage": "grpo"},
     "optimizer.min_lr_ratio": {"optimizer.schedule": "cosine"},
+    "judge": {
+        "env.id": "judge:Reply-v0",
+        "env.params": {"judge": "one"},
+        "env.schedule.params": {"format_error_reward": 0.1},
+        "judge": judge_named("usual"),
+    },
     # Most trainers compute in 16 bits there.
     "hardware.learner.attention": {
         "training.precision": "bf16",
