@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from gem.errors import ConfigurationError
 from gem.grading import qa
 from gem_judge.asking import JudgeVerdict, reason_of
-from gem_judge.items import Item, shown, worthless
+from gem_judge.items import Criterion, Item, shown, worthless
 from gem_judge.settings import digest
 
 _MOST = 8_000
@@ -102,8 +102,6 @@ def answered(content: str) -> Mapping[str, object]:
     Raises:
         ConfigurationError: There is no rule for it.
     """
-    from gem_judge.items import Criterion
-
     parts = {name: text for name, _, text in _PART.findall(content)}
     lines = [line.partition(": ") for line in parts.get("criteria", "").splitlines()]
     criteria = tuple(Criterion(name, text) for name, _, text in lines)
