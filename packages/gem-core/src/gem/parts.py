@@ -21,6 +21,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "code:": "python",
         "eval:CodeContest": "python",
         "tau:": "tau",
+        "judge:": "judge",
     },
     "tool": {"python": "python"},
     "executor": {"ray": "ray", "remote": "serve"},
@@ -39,6 +40,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "serve": "serve",
         "eval": "eval",
         "harbor": "box",
+        "judge": "judge",
     },
 }
 """Extras of gem-core by what they bring: names, and of environments also beginnings of ids."""
