@@ -21,6 +21,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "code:": "python",
         "eval:CodeContest": "python",
         "tau:": "tau",
+        "image:": "images",
     },
     "tool": {"python": "python"},
     "executor": {"ray": "ray", "remote": "serve"},
@@ -30,6 +31,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "agent": "serve",
         "verifiers": "verifiers",
         "harbor": "box",
+        "geometry3k": "images",
     },
     "command": {
         "check": "check",
