@@ -175,7 +175,7 @@ def _apart(path: str) -> Iterator[str]:
         for room, tests in ENVIRONMENTS.items():
             if path.startswith(room):
                 yield from (str(each.relative_to(ROOT)) for each in sorted(ROOT.glob(tests)))
-        plugged = own in ("sandbox", "serve", "tau", "box") or not path.endswith(".py")
+        plugged = own in ("sandbox", "serve", "tau", "box", "vision") or not path.endswith(".py")
         # A module that is gone has no place in the graph.
         unseen = plugged or not (ROOT / path).exists()
         if unseen and own not in HEAVY and (ROOT / "tests" / own).is_dir():

@@ -46,9 +46,9 @@ HASHES: dict[str, str] = {
     "image:Path-v0": "219fafd8b48e2e65",
     "image:Path-v0-easy": "41394a9214427882",
     "image:Path-v0-hard": "519b3566ceebfb78",
-    "image:Rotation-v0": "5b4529b9288be805",
-    "image:Rotation-v0-easy": "7f5b1f15c80f31d0",
-    "image:Rotation-v0-hard": "e1dd7e77668d8f5e",
+    "image:Rotation-v0": "b7ac6bdb57e4ce30",
+    "image:Rotation-v0-easy": "8d327e94288443ca",
+    "image:Rotation-v0-hard": "9175ad041a355524",
 }
 
 
@@ -254,7 +254,7 @@ def test_the_right_shape_is_the_only_one_that_can_be_turned_into_the_first(mirro
         assert first.sum() == 6
         turned = [np.rot90(first, k) for k in range(4)]
         right = []
-        for place, letter in enumerate("abcd"):
+        for place, letter in enumerate("ABCD"):
             option = squares(picture[84:, 84 * place : 84 * place + 84], "blue")
             assert option.sum() == 6
             if any(option.shape == t.shape and (option == t).all() for t in turned):

@@ -79,7 +79,7 @@ def _figure(canvas: Canvas) -> None:
 def number(words: str, colour: str = "black", ground: str = "white", size: int = CELL) -> Canvas:
     """Return a square tile with a number, as large as it fits; without text it is empty."""
     canvas = Canvas(size, size, ground)
-    scale = max((s for s in (1, 2, 3) if 6 * s * len(words) <= size), default=1)
+    scale = max((s for s in (1, 2, 3) if 6 * s * len(words) + 4 <= size), default=1)
     canvas.centred(size // 2, size // 2, words, colour, scale)
     return canvas
 

@@ -1,8 +1,8 @@
 """Geometry3K from a copy of the user's: geometry problems with a diagram and four choices.
 
 Source: Lu et al., Inter-GPS: Interpretable Geometry Problem Solving with Formal Language and
-Symbolic Reasoning, ACL 2021. The data set is a folder for each problem, in `train`, `val` or `test`,
-with `data.json` and `img_diagram.png`.
+Symbolic Reasoning, ACL 2021. The data set has a folder for each problem in `train`, `val` or
+`test`, with `data.json` and `img_diagram.png`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Geometry3K(Question):
     """
 
     expected = "A, B, C or D"
-    words = ("a", "b", "c", "d")
+    words = ("A", "B", "C", "D")
 
     def __init__(self, address: str, split: str = "test", *, seed: int | None = None) -> None:
         """Find the problems; nothing is downloaded.
@@ -56,14 +56,13 @@ class Geometry3K(Question):
     def _start(self) -> None:
         self.folder = self._place / self.rng.choice(self._problems)
         data = self._read()
-        letters = [word.upper() for word in self.words]
-        self.answer = data["answer"].strip().lower()
-        if self.answer not in self.words or len(data["choices"]) != len(letters):
+        self.answer = data["answer"].strip()
+        if self.answer not in self.words or len(data["choices"]) != len(self.words):
             raise DataError(
-                f"{self.folder / _DATA}: expected four choices and one of {', '.join(letters)} as "
-                f"answer, got {len(data['choices'])} and {data['answer']!r}"
+                f"{self.folder / _DATA}: expected four choices and one of {', '.join(self.words)} "
+                f"as answer, got {len(data['choices'])} and {data['answer']!r}"
             )
-        listed = [f"{a}. {b}" for a, b in zip(letters, data["choices"], strict=True)]
+        listed = [f"{a}. {b}" for a, b in zip(self.words, data["choices"], strict=True)]
         self.question = "\n".join([data["problem_text"], *listed])
         self.example = boxed("A")
         try:
@@ -74,7 +73,7 @@ class Geometry3K(Question):
     def _read(self) -> dict[str, Any]:
         path = self.folder / _DATA
         try:
-            data = parse(path.read_bytes(), str(path))
+            data: dict[str, Any] = parse(path.read_bytes(), str(path))
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error}") from None
         for field, kind in _FIELDS.items():

@@ -49,7 +49,8 @@ class Question(Game[str]):
 
     def _parse(self, content: str) -> str | None:
         if self.words:
-            return super()._parse(content)
+            word = content.lower()
+            return next((each for each in self.words if each.lower() == word), None)
         return str(int(content)) if _INTEGER.fullmatch(content) else None
 
     def _play(self, move: str) -> Outcome:

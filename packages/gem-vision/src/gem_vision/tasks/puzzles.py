@@ -111,7 +111,7 @@ class Rotation(Question):
     """
 
     expected = "A, B, C or D"
-    words = ("a", "b", "c", "d")
+    words = ("A", "B", "C", "D")
 
     def __init__(
         self, squares: int = 5, mirrored: bool = False, *, seed: int | None = None

@@ -58,7 +58,7 @@ class Maze(Game[str]):
         super().__init__(format_error_ends=format_error_ends, modality=modality, seed=seed)
         given_size = optional(integer, "size", size, *_SIZES)
         given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
-        self._candidates = completed(_CANDIDATES, given_size, given_turns)
+        self._candidates: list[tuple[int, int]] = completed(_CANDIDATES, given_size, given_turns)
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]
