@@ -160,7 +160,7 @@ lint: env-dev ## Style and formatting
 	$(DEV) -m ruff check .
 	$(DEV) -m ruff format --check .
 types: env-dev ## Static types of all packages
-	$(DEV) -m mypy packages/gem-core/src packages/gem-check/src packages/gem-math/src packages/gem-train/src packages/gem-sandbox/src packages/gem-serve/src packages/gem-tau/src packages/gem-box/src packages/gem-vision/src packages/gem-verifiers/src \
+	$(DEV) -m mypy packages/gem-core/src packages/gem-check/src packages/gem-math/src packages/gem-train/src packages/gem-sandbox/src packages/gem-serve/src packages/gem-tau/src packages/gem-judge/src packages/gem-box/src packages/gem-vision/src packages/gem-verifiers/src \
 	  packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
 	  packages/gem-trl/src packages/gem-roll/src packages/gem-skyrl/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
@@ -178,7 +178,7 @@ test: ## Unit, property and installation tests, of TRL conformance L0
 test-all: ## The same of all trainers
 	@$(MAKE) --no-print-directory --keep-going $(ALL_TESTS)
 test-dev: env-dev
-	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/box tests/vision tests/bench tests/eval tests/cpu tests/packages tests/docs
+	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/box tests/vision tests/bench tests/eval tests/cpu tests/packages tests/docs
 test-site: env-site
 	$(SITE) $(PYTEST) --timeout 1200 tests/site
 test-trl: env-dev
@@ -239,7 +239,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
-	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/bench tests/eval tests/packages
+	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/bench tests/eval tests/packages
 nightly-harbor: env-dev env-harbor
 	$(DEV) $(PYTEST) -m nightly tests/box
 nightly-trainers: $(TRAINER_ENVS)

@@ -44,7 +44,7 @@ MODULES = (
     "gem_math.grading",
     "gem_sandbox.grading.code",
     "gem.grading.qa",
-    "gem.grading.judge",
+    "gem_judge",
     "gem.grading.formats",
     "gem.grading.wrapping",
     "gem_check",

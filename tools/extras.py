@@ -42,6 +42,7 @@ ABOUT = {
     "serve": "environments on a server, `remote:` and `openenv:` clients, `agent:` programs",
     "ray": "environments on a Ray cluster",
     "tau": "TAU-bench: customer service with tools and a user",
+    "judge": "models that grade: `judge:` tasks, `gem judge`",
     "box": "terminal tasks in Harbor's folders, `harbor:`, `gem harbor`",
     "train": "what trainers' adapters share, `gem replay`",
     "eval": "`gem eval`: any model in any environment",

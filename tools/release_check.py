@@ -229,7 +229,8 @@ def beside_trainers(links_: Path) -> Iterator[str]:
             try:
                 # What the trainer lists and a run never imports is not there: look at ours only.
                 names = ["gem-core[math,python]", "gem-train", "gem-cpu", f"gem-{trainer}"]
-                run(*pip, "install", "--no-deps", "--find-links", links_, "gem-math", "gem-sandbox")
+                parts = ("gem-math", "gem-sandbox", "gem-judge")
+                run(*pip, "install", "--no-deps", "--find-links", links_, *parts)
                 run(*pip, "install", "--no-deps", "--find-links", links_, *names)
                 # Stand-ins for what trainers need a GPU for; Tinker's doctor asks a server.
                 folders = (site / "gem_cpu" / "startup", site / "gem_cpu" / "rl2_stand_ins")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from chat_server import Answer, Stub
 import gem
 from gem.core import Env, Info, Observation, Step
 from gem.errors import ConfigurationError, JudgeError, RolloutError
-from gem.grading.judge import VARIABLE, Item, judge_of
-from gem.grading.judge.named import FILE
-from gem.grading.judge.store import Store
+from gem_judge import VARIABLE, Item, judge_of
+from gem_judge.named import FILE
+from gem_judge.store import Store
 from gem_train.experiment.runspec import RunSpec
 from gem_train.record import RunRecord, read_run
 from gem_train.resuming import check_same
@@ -51,12 +51,7 @@ class Judged(Env):
 gem.register(ID, Judged)
 
 
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    server = Stub()
-    server.answer = judges.parity
-    yield server
-    server.close()
+stub = judges.served(judges.parity)
 
 
 @pytest.fixture

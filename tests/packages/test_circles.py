@@ -44,7 +44,8 @@ def test_an_experiment_knows_no_trainer() -> None:
 
 BELOW: dict[str, set[str]] = {
     "gem": set(),
-    "gem_train": {"gem"},
+    "gem_judge": {"gem"},
+    "gem_train": {"gem", "gem_judge"},
     "gem_sandbox": {"gem"},
     "gem_check": {"gem"},
     "gem_math": {"gem"},

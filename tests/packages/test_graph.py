@@ -14,6 +14,7 @@ GUESS = "packages/gem-core/src/gem/envs/games/guess_the_number.py"
         (GUESS, "tests/core/test_games_guess_the_number.py", "tests/math/test_grading_math.py"),
         (GUESS, "tests/core/test_games.py", "tests/core/test_multi.py"),
         ("packages/gem-tau/src/gem_tau/retail.py", "tests/tau", "tests/serve"),
+        ("packages/gem-judge/src/gem_judge/envs.py", "tests/judge", "tests/serve"),
         # Imported by its name in a text alone.
         (
             "packages/gem-core/src/gem/tools/search_cli.py",

@@ -15,8 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "gem-core", "gem-check", "gem-math", "gem-train", "gem-sandbox", "gem-serve", "gem-tau",
-    "gem-box",
-    "gem-vision",
+    "gem-judge", "gem-box", "gem-vision",
     "gem-bench", "gem-eval", "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-skyrl", "gem-trl",
     "gem-roll", "gem-verifiers",
@@ -128,13 +127,13 @@ def ours(python: Path) -> set[str]:
 
 def test_gem_bench_brings_what_it_needs_and_no_more(wheels: dict[str, Path], empty: Path) -> None:
     install(empty, wheels["gem-bench"])
-    assert ours(empty) == {"gem-core", "gem-train", "gem-bench"}
+    assert ours(empty) == {"gem-core", "gem-judge", "gem-train", "gem-bench"}
     assert "usage: gem-bench" in checked(empty, "-m", "gem_bench", "--help")
 
 
 def test_gem_eval_adds_a_command_to_gem(wheels: dict[str, Path], empty: Path) -> None:
     install(empty, wheels["gem-eval"])
-    assert ours(empty) == {"gem-core", "gem-train", "gem-bench", "gem-eval"}
+    assert ours(empty) == {"gem-core", "gem-judge", "gem-train", "gem-bench", "gem-eval"}
     assert "of the package gem-eval" in checked(empty, "-m", "gem", "--help")
     out = empty.parent / "out"
     evaluate = [empty, "-m", "gem", "eval", "game:GuessTheNumber-v0-easy", "--model", "oracle"]
@@ -143,7 +142,7 @@ def test_gem_eval_adds_a_command_to_gem(wheels: dict[str, Path], empty: Path) ->
 
 def test_gem_cpu_brings_what_it_needs_and_no_more(wheels: dict[str, Path], empty: Path) -> None:
     install(empty, wheels["gem-cpu"])
-    assert ours(empty) == {"gem-core", "gem-train", "gem-cpu"}
+    assert ours(empty) == {"gem-core", "gem-judge", "gem-train", "gem-cpu"}
     checked(empty, "-c", "import gem_cpu")
 
 
@@ -163,6 +162,10 @@ BROUGHT = {
         "import gem; gem.make('eval:MATH500', source='sample')",
     ],
     "tau": ["import gem; gem.make('tau:Retail-v2')"],
+    "judge": [
+        "import gem; gem.make('judge:Reply-v0')",
+        "from gem.__main__ import main; raise SystemExit(main(['judge', '--help']))",
+    ],
     "box": [
         "import gem; gem.make('harbor:sample')",
         "from gem.__main__ import main; raise SystemExit(main(['harbor', '--help']))",

@@ -6,8 +6,8 @@ from typing import Any
 
 import gymnasium
 
-from gem.grading.judge import Item, judge_of
 from gem.gymnasium import AnyText
+from gem_judge import Item, judge_of
 
 
 class Say(gymnasium.Env):  # type: ignore[type-arg]

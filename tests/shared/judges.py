@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any
 
+import pytest
 from chat_server import Answer, Stub, refused
 
 from gem.errors import ConfigurationError
-from gem.grading.judge.rules import answered
+from gem_judge.rules import answered
 
 Rule = Callable[[int, dict[str, Any]], Answer]
 MODEL = "judge-1"
+LISTED = Answer(json.dumps({"data": [{"id": MODEL}]}))
+"""The server's models."""
+
+
+def served(rule: Rule) -> Any:
+    """A fixture: a server that lists `MODEL` and votes by a rule; its name is the attribute's."""
+
+    @pytest.fixture
+    def stub() -> Iterator[Stub]:
+        server = Stub()
+        server.answer, server.models = rule, LISTED
+        yield server
+        server.close()
+
+    return stub
 
 
 def vote(text: str, model: str = MODEL, **fields: Any) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from machines import eight
 from tables import table
 
 from gem.errors import JudgeError, UnreachableError
-from gem.grading.judge import VARIABLE, judges_in
+from gem_judge import VARIABLE, judges_in
 from gem_train import entries
 from gem_train.experiment.runspec import RunSpec
 from gem_train.judges import check_judges
@@ -32,12 +31,7 @@ SPEC: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    server = Stub()
-    server.answer = judges.truth
-    yield server
-    server.close()
+stub = judges.served(judges.truth)
 
 
 def spec(stub: Stub, **changed: Any) -> RunSpec:
@@ -72,7 +66,6 @@ def test_every_installed_adapter_says_that_environments_ask(stub: Stub) -> None:
 
 
 def test_a_run_does_not_begin_with_a_judge_that_fails(stub: Stub) -> None:
-    stub.models = Answer(json.dumps({"data": [{"id": judges.MODEL}]}))
     check_judges(spec(stub))
     stub.answer = judges.silent
     with pytest.raises(UnreachableError, match="fails at a plain question"):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import judges
 import pytest
-from chat_server import Answer, Stub
+from chat_server import Stub
 from real_runs import TIMEOUT_S, log, started
 
-from gem.grading.judge.store import Store
+from gem_judge.store import Store
 from gem_train.launch import Launch
 from gem_train.record import read_run
 from gem_trl.launch import adapter
@@ -24,13 +23,7 @@ ENV = "gym:judged_gym:test/Say-v0"
 Compile = Callable[..., Launch]
 
 
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    server = Stub()
-    server.answer = judges.parity
-    server.models = Answer(json.dumps({"data": [{"id": judges.MODEL}]}))
-    yield server
-    server.close()
+stub = judges.served(judges.parity)
 
 
 @pytest.fixture

@@ -50,9 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in further:
         entry = further[words[0]]
         return guarded(lambda: entry.load()(words[1:]), parses=entry.value.partition(".")[0])
-    if words and words[0] == "judge":
-        judge = imported("gem.grading.judge.cli:main")
-        return guarded(lambda: judge(words[1:]), parses="gem")
     if words and (said := missing("command", words[0])):
         print(f"error: {said}", file=sys.stderr)
         return 2
@@ -82,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_param(add)
 
     _add_search(commands)
-    commands.add_parser("judge", help="check a judge against labels, or serve one", add_help=False)
 
     for name, entry in sorted(further.items()):
         package = entry.value.partition(".")[0].replace("_", "-")

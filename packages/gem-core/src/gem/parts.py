@@ -22,6 +22,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "eval:CodeContest": "python",
         "tau:": "tau",
         "image:": "images",
+        "judge:": "judge",
     },
     "tool": {"python": "python"},
     "executor": {"ray": "ray", "remote": "serve"},
@@ -41,6 +42,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "serve": "serve",
         "eval": "eval",
         "harbor": "box",
+        "judge": "judge",
     },
 }
 """Extras of gem-core by what they bring: names, and of environments also beginnings of ids."""

@@ -19,7 +19,6 @@ from typing import Any
 
 from gem.core import Env
 from gem.errors import ConfigurationError
-from gem.grading.judge.named import RULES
 from gem.parameters import listed
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.rollout.prompting import Prompting
@@ -36,6 +35,7 @@ from gem_cpu.cloning import (
     read_settings,
     train_tokenizer,
 )
+from gem_judge.named import RULES
 
 _FIRST_SEED = 3 * 10**12
 """Far from those of a training run and of the other small models."""

@@ -69,7 +69,7 @@ class Spec:
 
 
 CORE = (
-    *("gem-core", "gem-check", "gem-math", "gem-train"),
+    *("gem-core", "gem-check", "gem-math", "gem-judge", "gem-train"),
     *("gem-sandbox", "gem-serve", "gem-tau", "gem-box"),
     "gem-vision",
 )
@@ -91,7 +91,7 @@ SPECS = {
     # verifiers wants an older openai than the development environment has.
     "verifiers": Spec((*CORE, "gem-verifiers"), ((3, 11),)),
     # Nobody wants all four, and together they are a gigabyte; `dev` has TensorBoard.
-    "trackers": Spec(("gem-core", "gem-train", "gem-bench"), ((3, 11),)),
+    "trackers": Spec(("gem-core", "gem-judge", "gem-train", "gem-bench"), ((3, 11),)),
     # What builds and checks the files of a release.
     "release": Spec(("gem-core",), ((3, 11),)),
     "site": Spec(CORE, ((3, 11),)),

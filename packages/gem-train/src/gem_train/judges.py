@@ -1,7 +1,7 @@
 """The judges of a run: what tells environments whom to ask, wherever a trainer plays them.
 
 A run has the file `judges.json` in its folder, and the environment variable `GEM_JUDGES` names it.
-Environments ask their judge themselves (`gem.grading.judge.judge_of`), so that no trainer knows of
+Environments ask their judge themselves (`gem_judge.judge_of`), so that no trainer knows of
 it. Votes and verdicts are in `judges.sqlite` beside it.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gem.errors import RecordError
-from gem.grading.judge.asking import UncheckedJudge
-from gem.grading.judge.named import FILE, VARIABLE
+from gem_judge.asking import UncheckedJudge
+from gem_judge.named import FILE, VARIABLE
 from gem_train.experiment.runspec import RunSpec
 
 CACHE_FILES = ("judges.sqlite", "judges.sqlite-wal", "judges.sqlite-shm")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.grading.judge.settings import HOW_ASKED
 from gem.tables import flatten
+from gem_judge.settings import HOW_ASKED
 
 _HOW_ASKED = re.compile(rf"(spec\.)?judge\.[^.]+\.({'|'.join(sorted(HOW_ASKED))})")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gem.envs.dataset_ids import CONFIGS, DATASETS, GENERATORS, JUDGED
+from gem.envs.dataset_ids import CONFIGS, DATASETS, GENERATORS
 from gem.envs.games import GAMES
 from gem.envs.multi import GAMES as MULTI
 from gem.envs.multi import OPENSPIEL, TEXTARENA
@@ -24,8 +24,6 @@ def register_all(register: Callable[..., None]) -> None:
         register(f"textarena:{name}", "gem.envs.multi.textarena:TextArena", name=name)
     for name, (entry_point, parameters) in DATASETS.items():
         register(name, f"gem.envs.{entry_point}", **parameters)
-    for name, entry_point in JUDGED.items():
-        register(name, f"gem.envs.{entry_point}")
     for name in GENERATORS:
         extra = {"config": CONFIGS[name]} if name in CONFIGS else {}
         register(f"rg:{name}", "gem.envs.reasoning_gym:ReasoningGymEnv", name=name, **extra)

@@ -46,13 +46,6 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Per id: module and class in this folder, and parameters."""
 
-JUDGED = {
-    "judge:QA-v0": "judged:JudgedQa",
-    "judge:Reply-v0": "judged:Reply",
-    "judge:Better-v0": "judged:Better",
-}
-"""Module and class of tasks that a judge grades, by id."""
-
 _NAMES = """
 ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf
 binary_alternation binary_matrix bitwise_arithmetic boxnet caesar_cipher calendar_arithmetic

@@ -11,14 +11,14 @@ from typing import Any
 
 from gem.errors import ConfigurationError, DataError
 from gem.estimators import BUILT_IN, Estimator, check_name, estimator
-from gem.grading.judge.named import RULES
-from gem.grading.judge.settings import JudgeSettings
 from gem.json_lines import parse
 from gem.multi import all_seats
 from gem.rollout.play import Budget
 from gem.rollout.prompting import Prompting
 from gem.tables import build, filled, parse_toml, setting
 from gem.tasks import Task, TaskSet
+from gem_judge.named import RULES
+from gem_judge.settings import JudgeSettings
 from gem_train.experiment.estimate import Shaping
 from gem_train.experiment.filtering import Filtering
 from gem_train.experiment.losses import Correction, PolicyLoss

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gem.errors import ConfigurationError, DataError
-from gem.grading.judge.asking import JudgeVerdict
-from gem.grading.judge.items import Item
-from gem.grading.judge.judging import Judge
-from gem.grading.judge.rules import RulesJudge
-from gem.grading.judge.settings import JudgeSettings, digest
 from gem.json_lines import parse
 from gem.tables import parse_toml
+from gem_judge.asking import JudgeVerdict
+from gem_judge.items import Item
+from gem_judge.judging import Judge
+from gem_judge.rules import RulesJudge
+from gem_judge.settings import JudgeSettings, digest
 
 VARIABLE = "GEM_JUDGES"
 """Environment variable: a TOML or JSON file with tables `judge.<name>`, such as a RunSpec. What
@@ -24,7 +24,7 @@ starts a training run sets it."""
 FILE = "judges.json"
 """Name of that file in the folder of a run."""
 RULES = "rules"
-"""Name of the judge by rules, see `gem.grading.judge.rules`."""
+"""Name of the judge by rules, see `gem_judge.rules`."""
 
 _judges: dict[tuple[int, str, str], Judge] = {}
 _lock = threading.Lock()

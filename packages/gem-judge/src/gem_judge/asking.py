@@ -13,11 +13,11 @@ from typing import Any
 
 from gem.blame import boundary
 from gem.errors import JudgeError, RefusedError, UnreachableError
-from gem.grading.judge.items import Criterion, Item, Kind, shown
-from gem.grading.judge.prompts import Vote, agreed, messages, read
-from gem.grading.judge.settings import JudgeSettings, as_settings, digest
-from gem.grading.judge.store import Store
 from gem.model_server import ModelServer
+from gem_judge.items import Criterion, Item, Kind, shown
+from gem_judge.prompts import Vote, agreed, messages, read
+from gem_judge.settings import JudgeSettings, as_settings, digest
+from gem_judge.store import Store
 
 UNJUDGED = "unjudged"
 """Reason of an answer at which the judge fails although it grades other answers."""
@@ -97,7 +97,7 @@ class _Open:
 class UncheckedJudge:
     """Asks a model whether answers are right, whatever they are; calibration uses it.
 
-    Threads may share it. `gem.grading.judge.Judge` is what trains.
+    Threads may share it. `gem_judge.Judge` is what trains.
     """
 
     def __init__(self, settings: JudgeSettings | Mapping[str, Any], name: str = "judge") -> None:

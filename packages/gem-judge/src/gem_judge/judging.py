@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 from gem.blame import boundary
 from gem.errors import JudgeError, UnreachableError
-from gem.grading.judge.asking import UNJUDGED, JudgeFailure, JudgeVerdict, UncheckedJudge
-from gem.grading.judge.calibration import require_calibrated
-from gem.grading.judge.items import Item, Kind, worthless
-from gem.grading.judge.settings import JudgeSettings
+from gem_judge.asking import UNJUDGED, JudgeFailure, JudgeVerdict, UncheckedJudge
+from gem_judge.calibration import require_calibrated
+from gem_judge.items import Item, Kind, worthless
+from gem_judge.settings import JudgeSettings
 
 MOST_UNJUDGED = 0.01
 """Share of answers at which the judge fails, above which a run ends."""

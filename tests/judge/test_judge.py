@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from chat_server import Answer, Stub
 import gem
 from gem.blame import cause_of
 from gem.errors import ConfigurationError, JudgeError, UnreachableError
-from gem.grading.judge import Criterion, Item, Judge, JudgeFailure, JudgeSettings, judge_of
-from gem.grading.judge.items import CLAIMS, MASTER_KEYS, shown
-from gem.grading.judge.named import VARIABLE
-from gem.grading.judge.prompts import messages, read
+from gem_judge import Criterion, Item, Judge, JudgeFailure, JudgeSettings, judge_of
+from gem_judge.items import CLAIMS, MASTER_KEYS, shown
+from gem_judge.named import VARIABLE
+from gem_judge.prompts import messages, read
 
 ITEM = Item("What is the capital of France?", "It is Paris.", "It is Paris.")
 WRONG = Item("What is the capital of France?", "It is Lyon.", "It is Paris.")
@@ -35,12 +34,7 @@ _LISTED = 'Reply to Ada.\n- It begins with "Dear Ada".\n- It mentions "refund".'
 PAIR = Item(_LISTED, "Dear Ada, a refund.", other="Hello, a refund.")
 
 
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    server = Stub()
-    server.answer = judges.truth
-    yield server
-    server.close()
+stub = judges.served(judges.truth)
 
 
 def judge(stub: Stub, tmp_path: Path, **changed: Any) -> Judge:
@@ -343,7 +337,7 @@ def test_the_model_is_looked_for_before_a_run(stub: Stub, tmp_path: Path) -> Non
     stub.models = Answer(json.dumps({"data": [{"id": "other"}]}))
     with pytest.raises(JudgeError, match="has no model 'judge-1'; it lists other"):
         judge(stub, tmp_path).check()
-    stub.models = Answer(json.dumps({"data": [{"id": judges.MODEL}]}))
+    stub.models = judges.LISTED
     judge(stub, tmp_path).check()
     stub.answer = judges.silent
     with pytest.raises(UnreachableError, match="fails at a plain question"):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 from gem.errors import ConfigurationError
 from gem.grading import qa
-from gem.grading.judge.asking import JudgeVerdict, reason_of
-from gem.grading.judge.items import Item, shown, worthless
-from gem.grading.judge.settings import digest
+from gem_judge.asking import JudgeVerdict, reason_of
+from gem_judge.items import Criterion, Item, shown, worthless
+from gem_judge.settings import digest
 
 _MOST = 8_000
 
@@ -97,13 +97,11 @@ _PART = re.compile(r"<(\w+)-([0-9a-f]{16})>\n(.*?)\n</\1-\2>", re.DOTALL)
 
 
 def answered(content: str) -> Mapping[str, object]:
-    """Return the vote of the rules on what `gem.grading.judge.prompts.messages` shows a judge.
+    """Return the vote of the rules on what `gem_judge.prompts.messages` shows a judge.
 
     Raises:
         ConfigurationError: There is no rule for it.
     """
-    from gem.grading.judge.items import Criterion
-
     parts = {name: text for name, _, text in _PART.findall(content)}
     lines = [line.partition(": ") for line in parts.get("criteria", "").splitlines()]
     criteria = tuple(Criterion(name, text) for name, _, text in lines)

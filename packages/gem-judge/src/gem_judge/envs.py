@@ -15,12 +15,12 @@ from gem.envs.datasets import DatasetOptions, Grade, SingleTurnEnv, SingleTurnOp
 from gem.envs.qa import QaEnv
 from gem.errors import ConfigurationError
 from gem.grading.formats import ANSWER_TAG
-from gem.grading.judge.items import Criterion, Item
-from gem.grading.judge.named import RULES, checked_judge, judge_of
-from gem.grading.judge.rules import decide
 from gem.parameters import extending, integer
 from gem.seeding import stream
 from gem.sources import Source
+from gem_judge.items import Criterion, Item
+from gem_judge.named import RULES, checked_judge, judge_of
+from gem_judge.rules import decide
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 
 from gem.errors import DataError
-from gem.grading.judge.items import Item, Kind
-from gem.grading.judge.settings import digest
 from gem.json_lines import parse
+from gem_judge.items import Item, Kind
+from gem_judge.settings import digest
 
 Vote = Mapping[str, str]
 """A value of `items.POINTS` for each name of `Item.names`."""

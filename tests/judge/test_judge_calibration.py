@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,11 @@ from chat_server import Answer, Stub
 
 from gem.__main__ import main
 from gem.errors import ConfigurationError, JudgeError
-from gem.grading.judge import Item, Judge
-from gem.grading.judge.asking import UncheckedJudge
-from gem.grading.judge.calibration import agreement, kappa, misled, padded, read_labelled
+from gem_judge import Item, Judge
+from gem_judge.asking import UncheckedJudge
+from gem_judge.calibration import agreement, kappa, misled, padded, read_labelled
 
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    server = Stub()
-    server.answer = judges.truth
-    server.models = Answer(json.dumps({"data": [{"id": judges.MODEL}]}))
-    yield server
-    server.close()
+stub = judges.served(judges.truth)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gem.errors import ConfigurationError
-from gem.grading.judge.asking import UncheckedJudge
-from gem.grading.judge.calibration import (
+from gem_judge.asking import UncheckedJudge
+from gem_judge.calibration import (
     MOST_MISLED,
     MOST_PADDED,
     Agreement,
@@ -19,8 +19,8 @@ from gem.grading.judge.calibration import (
     misled,
     read_labelled,
 )
-from gem.grading.judge.named import judges_in
-from gem.grading.judge.server import RulesServer
+from gem_judge.named import judges_in
+from gem_judge.server import RulesServer
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def _tricked(found: Misled) -> list[Line]:
 
 def labels(arguments: argparse.Namespace) -> int:
     """Write labelled answers to the tasks of an environment `judge:`."""
-    from gem.envs.judged import labelled_answers
+    from gem_judge.envs import labelled_answers
 
     lines = [json.dumps(each) for each in labelled_answers(arguments.id, arguments.n)]
     Path(arguments.out).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -12,11 +12,11 @@ import numpy as np
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError, JudgeError, UnreachableError
-from gem.grading.judge.asking import JudgeFailure, JudgeVerdict, UncheckedJudge
-from gem.grading.judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item
-from gem.grading.judge.settings import JudgeSettings, digest
-from gem.grading.judge.store import Store
 from gem.json_lines import parse_as
+from gem_judge.asking import JudgeFailure, JudgeVerdict, UncheckedJudge
+from gem_judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item
+from gem_judge.settings import JudgeSettings, digest
+from gem_judge.store import Store
 
 LEAST_ITEMS = 100
 MOST_MISLED = 0.01

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from gem.errors import GemError
-from gem.grading.judge.rules import answered
 from gem.json_lines import parse
+from gem_judge.rules import answered
 
 MODEL = "rules"
 """The server's name of its model."""
