@@ -149,7 +149,7 @@ class Game(Env, Generic[Move]):
     def _observed(self, words: str, request: str) -> Observation:
         """Return an observation: words, the board, and what is asked for."""
         if self._painter is None:
-            return _lines(words, self._board(), request)
+            return "\n".join(filter(None, (words, self._board(), request)))
         if self.modality == "both":
             words = _lines(words, self._board())
         return parts(words, self._painter(self), request)
