@@ -19,7 +19,7 @@ from gem.fingerprint import canonical
 from gem.pictures import painter
 from gem.seeding import env_seed
 from gem.vector import make_vec
-from gem_vision.drawing import CELL
+from gem_vision.drawing import CELL, tokens
 
 GAMES = {
     "game:FifteenPuzzle-v0-hard": "f2cfc1c90e1931f6",
@@ -97,6 +97,18 @@ def test_pixels_are_these_on_every_machine_and_cells_are_patches(id: str) -> Non
         assert image.width % CELL == image.height % CELL == 0
         digest.update(image.tobytes())
     assert digest.hexdigest() == GAMES[id]
+
+
+@pytest.mark.parametrize("id", [*GAMES, *gem.list_envs("image:"), "game:Maze-v0-easy"])
+def test_the_processor_of_qwen2_5_vl_makes_a_token_of_each_patch(id: str) -> None:
+    """Nothing is rescaled on the way to the model."""
+    module = "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
+    processor = pytest.importorskip(module).Qwen2VLImageProcessorPil()
+    env = gem.make(id) if id.startswith("image:") else gem.make(id, modality="image")
+    image = pixels(picture(env.reset(seed=0)[0]))
+    [(frames, down, right)] = processor(images=[image], return_tensors="np")["image_grid_thw"]
+    # Four patches of the processor are merged into a token.
+    assert frames * down * right // 4 == tokens(*image.size)
 
 
 @pytest.mark.parametrize("id", sorted(GAMES.keys() - {HANOI}))
