@@ -16,6 +16,7 @@ from gem.grading.formats import (
     BOXED,
     FENCED_CODE,
     FORMATS,
+    LAST_NUMBER,
     THINK_ANSWER_TAG,
     THINK_BOXED,
     AnswerFormat,
@@ -23,23 +24,25 @@ from gem.grading.formats import (
 from gem_math.grading import grade
 
 every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+MARKING = {name: form for name, form in FORMATS.items() if form is not LAST_NUMBER}
+every_marking_format = pytest.mark.parametrize("form", MARKING.values(), ids=MARKING)
 MEGABYTE = 1_000_000
 
 
-@every_format
+@every_marking_format
 @given(answer=st.text(st.characters(exclude_characters="\\{}<>`", codec="utf-8")))
 @settings(max_examples=50)
 def test_what_is_wrapped_is_extracted(form: AnswerFormat, answer: str) -> None:
     assert form.extract(f"Thinking. {form.wrap(answer)} Done.") == answer.strip()
 
 
-@every_format
+@every_marking_format
 def test_latex_is_extracted_as_it_was_wrapped(form: AnswerFormat) -> None:
     answer = r"\left\{\frac{1}{2}, \sqrt{3}\right\}"
     assert form.extract(form.wrap(answer)) == answer
 
 
-@every_format
+@every_marking_format
 def test_nothing_is_extracted_where_nothing_is_marked(form: AnswerFormat) -> None:
     for reply in ("", "5", "The answer is 5.", "boxed{5}", "<answer>", "</answer>5<answer>", "```"):
         assert form.extract(reply) is None
@@ -150,6 +153,46 @@ def test_tags_and_thinking_are_told_apart(
     form: AnswerFormat, reply: str, answer: str | None
 ) -> None:
     assert form.extract(reply) == answer
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("7 * 7 = 49", "49"),
+        ("The answer is 49.", "49"),
+        ("8 - 5 = -3", "-3"),
+        ("8 - 5", "5"),
+        ("8-5", "5"),
+        ("(8)-5", "5"),
+        ("it is −3.", "-3"),
+        ("$1,234.50 in all", "1,234.50"),
+        ("1, 2", "2"),
+        ("12,34", "34"),
+        ("about .5", ".5"),
+        ("3/4", "3/4"),
+        ("10/5 = 2", "2"),
+        (r"\boxed{7}", "7"),
+        ("x=6", "6"),
+        ("5kg", "5"),
+        ("5 of x2", "5"),
+        ("٣", None),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_is_the_answer(reply: str, answer: str | None) -> None:
+    assert LAST_NUMBER.extract(reply) == answer
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3) | st.integers())
+def test_a_number_is_read_as_it_was_wrapped(number: object) -> None:
+    for text in (f"{number:f}" if not isinstance(number, int) else str(number), f"{number:,f}"):
+        assert LAST_NUMBER.extract(f"so 2 and {LAST_NUMBER.wrap(text)}. Done") == text
+
+
+@pytest.mark.parametrize("part", ["1", "1,", "-1", ".1", "1,000", "1/", "-"])
+def test_a_megabyte_of_numbers_is_read_at_once(part: str) -> None:
+    LAST_NUMBER.extract(part * (MEGABYTE // len(part)))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,11 @@ _JOINT = re.compile(
 # Between boxes side by side. A box on a new line is apart: it repeats or corrects the one before.
 _BESIDE = re.compile(r"(?:[^\S\n]|\$|\\[()\[\]])*")
 _MAX_JOINT = 200
+# A sign belongs to a number unless something is subtracted: `8-5` ends with 5.
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]}])[-−])?(?<![A-Za-z_])"
+    r"(?:[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)(?:/[0-9]+)?"
+)
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,12 @@ def _boxed_in_tag(reply: str) -> str | None:
     return None if content is None else _boxed(content)
 
 
+def _last_number(reply: str) -> str | None:
+    """Return the last number of the reply, its minus in ASCII."""
+    numbers = _NUMBER.findall(reply)
+    return numbers[-1].replace("−", "-") if numbers else None
+
+
 BOXED = AnswerFormat(
     "boxed", "After thinking, give your final answer inside \\boxed{}.", _boxed, "\\boxed{{}}"
 )
@@ -195,8 +206,23 @@ ANSWER_TAG_BOXED = AnswerFormat(
 )
 """A box inside the last `<answer>` tag, as Open-Reasoner-Zero asks for it."""
 
+LAST_NUMBER = AnswerFormat("last_number", "Reply with the final number.", _last_number, "{}")
+"""The last number of the reply is the answer: decimals, fractions such as `3/4`, and `1,000` too.
+
+For models that do not keep to a form yet, such as small pretrained ones. Only numbers can be
+answers.
+"""
+
 FORMATS = {
     form.name: form
-    for form in (BOXED, FENCED_CODE, ANSWER_TAG, THINK_BOXED, THINK_ANSWER_TAG, ANSWER_TAG_BOXED)
+    for form in (
+        BOXED,
+        FENCED_CODE,
+        ANSWER_TAG,
+        THINK_BOXED,
+        THINK_ANSWER_TAG,
+        ANSWER_TAG_BOXED,
+        LAST_NUMBER,
+    )
 }
 """Every format by its name."""
