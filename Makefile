@@ -141,12 +141,14 @@ docs: env-dev ## Write the pages about environments, public modules and trainers
 	$(DEV) tools/parity.py docs/parity
 	$(DEV) tools/extras.py docs
 	$(DEV) tools/pictures.py docs/images
+	$(DEV) tools/sheets.py docs/images
 docs-check: env-dev ## The pages about environments and public modules are current
 	$(DEV) tools/catalogue.py docs/envs --check
 	$(DEV) tools/api.py docs/api --check
 	$(DEV) tools/parity.py docs/parity --check
 	$(DEV) tools/extras.py docs --check
 	$(DEV) tools/pictures.py docs/images --check
+	$(DEV) tools/sheets.py docs/images --check
 site: env-site ## Build the documentation's site in site/, with every link checked
 	$(SITE) -m mkdocs build --strict
 site-serve: env-site ## Show the site while you write: http://127.0.0.1:8000
@@ -158,7 +160,7 @@ lint: env-dev ## Style and formatting
 	$(DEV) -m ruff check .
 	$(DEV) -m ruff format --check .
 types: env-dev ## Static types of all packages
-	$(DEV) -m mypy packages/gem-core/src packages/gem-check/src packages/gem-math/src packages/gem-train/src packages/gem-sandbox/src packages/gem-serve/src packages/gem-tau/src packages/gem-judge/src packages/gem-box/src packages/gem-verifiers/src \
+	$(DEV) -m mypy packages/gem-core/src packages/gem-check/src packages/gem-math/src packages/gem-train/src packages/gem-sandbox/src packages/gem-serve/src packages/gem-tau/src packages/gem-judge/src packages/gem-box/src packages/gem-vision/src packages/gem-verifiers/src \
 	  packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
 	  packages/gem-trl/src packages/gem-roll/src packages/gem-skyrl/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
@@ -176,7 +178,7 @@ test: ## Unit, property and installation tests, of TRL conformance L0
 test-all: ## The same of all trainers
 	@$(MAKE) --no-print-directory --keep-going $(ALL_TESTS)
 test-dev: env-dev
-	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/box tests/bench tests/eval tests/cpu tests/packages tests/docs
+	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/box tests/vision tests/bench tests/eval tests/cpu tests/packages tests/docs
 test-site: env-site
 	$(SITE) $(PYTEST) --timeout 1200 tests/site
 test-trl: env-dev

@@ -48,6 +48,7 @@ MODULES = (
     "gem.grading.formats",
     "gem.grading.wrapping",
     "gem_check",
+    "gem_vision.drawing",
     "gem_train.testing.conformance",
     "gem_train.experiment",
     "gem_train",

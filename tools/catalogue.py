@@ -36,6 +36,7 @@ FAMILIES = {
     "qa": "Questions and answers",
     "logic": "Logic",
     "judge": "Tasks that a judge grades",
+    "image": "Pictures",
     "rg": "ReasoningGym",
     "eval": "Evaluation sets",
 }
@@ -78,6 +79,8 @@ def page(family: str, ids: Sequence[str]) -> str:
             ", with the scripted user; [TAU-bench](../tau.md) says what the tasks are and "
             "what is comparable with published results"
         )
+    elif family == "image":
+        lead += "; here it is the computed answer. [Pictures](../vision.md) shows some tasks"
     elif family != "game":
         lead += (
             "; in tasks of a single turn it is the recorded answer. Scores and examples are "

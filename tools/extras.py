@@ -29,7 +29,7 @@ ABOUT = {
     "check": "`gem check`, `gem info`: checks of environments, for their authors",
     "math": "math problems and the grader of their answers",
     "data": "data sets from the Hugging Face hub",
-    "images": "figures as images",
+    "images": "boards of games as pictures, visual tasks, images of Pillow",
     "search": "search indexes of your own passages, for the tool `search`",
     "mcp": "tools of MCP servers",
     "openspiel": "board and card games of OpenSpiel",

@@ -41,6 +41,8 @@ APART = {
     "recipes": "tests/conformance/test_recipes.py",
 }
 """What no import shows: tests of what lies at a path."""
+PLUGGED = ("sandbox", "serve", "tau", "judge", "box", "vision")
+"""Packages, without `gem-`, that are found by entry points: their own tests see all of them."""
 ENVIRONMENTS = {
     "packages/gem-core/src/gem/envs/games/": "tests/core/test_games.py",
     "packages/gem-core/src/gem/envs/multi/": "tests/core/test_multi*.py",
@@ -174,7 +176,7 @@ def _apart(path: str) -> Iterator[str]:
         for room, tests in ENVIRONMENTS.items():
             if path.startswith(room):
                 yield from (str(each.relative_to(ROOT)) for each in sorted(ROOT.glob(tests)))
-        plugged = own in ("sandbox", "serve", "tau", "judge", "box") or not path.endswith(".py")
+        plugged = own in PLUGGED or not path.endswith(".py")
         # A module that is gone has no place in the graph.
         unseen = plugged or not (ROOT / path).exists()
         if unseen and own not in HEAVY and (ROOT / "tests" / own).is_dir():

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from checker_faults import (
     BadExample,
+    Blurred,
     Boastful,
     BothFlags,
     Calls,
@@ -115,6 +116,7 @@ def test_parameters_do_not_change_that(params: dict[str, Any], other: OtherProce
         (IllegalSampler, "contract", "invalid_action"),
         (SwallowsKeywords, "contract", "unknown keywords"),
         (Forgetful, "determinism", "same seed and actions"),
+        (Blurred, "determinism", r"reset\(\) differs"),
         (SamplesFromTheEpisode, "determinism", "same seed and actions"),
         (SameSecret, "variety", "one and the same"),
         (Forgetful, "vector", "number of its siblings"),

@@ -315,7 +315,8 @@ def test_importing_gem_loads_no_third_party_module() -> None:
         "new = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
         "print(json.dumps(sorted(new - set(sys.stdlib_module_names))))"
     )
-    assert in_a_new_process(code) == ["gem", "gem_judge", "gem_math", "gem_sandbox", "gem_tau"]
+    ours = ["gem", "gem_judge", "gem_math", "gem_sandbox", "gem_tau", "gem_vision"]
+    assert in_a_new_process(code) == ours
 
 
 def test_importing_and_playing_configures_no_logging() -> None:

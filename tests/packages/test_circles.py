@@ -52,6 +52,7 @@ BELOW: dict[str, set[str]] = {
     "gem_serve": {"gem"},
     "gem_tau": {"gem"},
     "gem_box": {"gem", "gem_sandbox"},
+    "gem_vision": {"gem"},
     "gem_verifiers": {"gem", "gem_serve"},
     **{f"gem_{name}": {"gem", "gem_train"} for name in ("oat", "openrlhf", "rl2", "skyrl")},
     **{f"gem_{name}": {"gem", "gem_train"} for name in ("template", "tinker", "trl", "verl")},

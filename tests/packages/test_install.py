@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "gem-core", "gem-check", "gem-math", "gem-train", "gem-sandbox", "gem-serve", "gem-tau",
-    "gem-judge", "gem-box",
+    "gem-judge", "gem-box", "gem-vision",
     "gem-bench", "gem-eval", "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-skyrl", "gem-trl",
     "gem-roll", "gem-verifiers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import socket
@@ -50,6 +51,15 @@ class NumpyReward(GuessTheNumber):
     def step(self, action: str) -> Step:
         observation, reward, *rest = super().step(action)
         return (observation, np.array([reward]), *rest)  # type: ignore[return-value]
+
+
+class Blurred(GuessTheNumber):
+    """Shows another picture every time, with the same text."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        observation, info = super().reset(seed=seed, **options)
+        shown = {"type": "image", "image": os.urandom(8)}
+        return [{"type": "text", "text": observation}, shown], info
 
 
 class Suffix(GuessTheNumber):

@@ -68,3 +68,15 @@ def test_an_environment_that_shows_images_is_refused_by_its_id() -> None:
     task = Task("math:Geometry3K", 0, {"source": "sample"})
     with pytest.raises(ConfigurationError, match="math:Geometry3K shows images"):
         preflight.check([task])
+
+
+@pytest.mark.parametrize("modality", ["image", "both"])
+def test_a_game_that_shows_its_board_as_a_picture_is_refused_in_training_and_evaluation(
+    modality: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    game = {"id": "game:Sokoban-v0-easy", "params": {"modality": modality}}
+    for spec in ({**SPEC, "env": game}, {**SPEC, "eval": [{"name": "e", **game}]}):
+        assert run(spec, monkeypatch) == 2
+        assert "game:Sokoban-v0-easy shows images" in capsys.readouterr().err
+    game["params"] = {"modality": "text"}
+    assert run({**SPEC, "env": game}, monkeypatch) == 0

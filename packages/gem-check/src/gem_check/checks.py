@@ -28,6 +28,7 @@ from gem_check.playing import (
     answer_like,
     digest,
     facts,
+    identity,
     play,
     random_policy,
     recorded,
@@ -172,7 +173,7 @@ def check_determinism(subject: Subject) -> str:
         expected = play(one, random_policy, subject.max_steps, seed)
         first, _ = two.reset(seed=seed)
         other.reset(seed=seed + 1)
-        require(shown(first) == shown(expected.first), f"seed {seed}: reset() differs")
+        require(identity(first) == identity(expected.first), f"seed {seed}: reset() differs")
         for turn, (action, step) in enumerate(zip(expected.actions, expected.steps, strict=True)):
             other_step = other.step(other.sample_random_action())
             if other_step[2] or other_step[3]:
@@ -190,7 +191,7 @@ def check_variety(subject: Subject) -> str:
     for seed in seeds:
         env = subject.factory()
         first, _ = env.reset(seed=seed)
-        told: list[Any] = [shown(first)]
+        told: list[Any] = [identity(first)]
         for action in actions:
             step = env.step(action)
             told.append(facts(step))
@@ -237,7 +238,7 @@ def check_vector(subject: Subject) -> str:
     def transcripts(n: int) -> list[list[Any]]:
         vector = SyncVectorEnv([subject.factory] * n, seed=7)
         observations, _ = vector.reset()
-        kept: list[list[Any]] = [[shown(observation)] for observation in observations]
+        kept: list[list[Any]] = [[identity(observation)] for observation in observations]
         for _ in range(steps):
             actions = [env.sample_random_action() for env in vector.envs]
             observations, rewards, terminated, truncated, infos = vector.step(actions)
@@ -251,7 +252,7 @@ def check_vector(subject: Subject) -> str:
     require(alone[0] == among[0], "environment 0 depends on the number of its siblings")
     second = subject.factory()
     first, _ = second.reset(seed=env_seed(7, 1))
-    require(shown(first) == among[1][0], "environment 1 does not start from env_seed(seed, 1)")
+    require(identity(first) == among[1][0], "environment 1 does not start from env_seed(seed, 1)")
     return f"1 and 3 environments, {steps} steps"
 
 
@@ -263,12 +264,12 @@ def check_snapshot(subject: Subject) -> str:
         child = env.spawn(same_state=True)
         fresh = subject.factory()
         fresh.restore(state)
-        expected = replay(env, rest), shown(env.reset()[0])
+        expected = replay(env, rest), identity(env.reset()[0])
         for name, copy in (("spawn(same_state=True)", child), ("restore() elsewhere", fresh)):
-            again = replay(copy, rest), shown(copy.reset()[0])
+            again = replay(copy, rest), identity(copy.reset()[0])
             require(again == expected, f"seed {seed}: {name} continues differently")
         env.restore(state)
-        again = replay(env, rest), shown(env.reset()[0])
+        again = replay(env, rest), identity(env.reset()[0])
         require(again == expected, f"seed {seed}: restore() continues differently")
     return f"{len(subject.seeds)} seeds: restore, restore elsewhere, spawn"
 

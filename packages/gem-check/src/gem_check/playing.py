@@ -209,6 +209,11 @@ def shown(observation: Observation) -> str:
     return "\n".join(part.get("text", "") for part in observation)
 
 
+def identity(observation: Observation) -> str:
+    """Return an observation as a text that differs if observations do, also in their images."""
+    return str(canonical(observation))
+
+
 def facts(step: Step) -> Any:
     """Return a step as plain values, with the scalars of its info in order of their keys.
 

@@ -14,6 +14,7 @@ from gem_check.playing import (
     Policy,
     answer_like,
     cpu_time,
+    identity,
     oracle_policy,
     random_policy,
     shown,
@@ -68,7 +69,7 @@ def _require_honesty(subject: Subject) -> None:
     """
     known: dict[Any, tuple[str, int]] = {}
     for seed, episode in enumerate(subject.oracle.episodes):
-        history: tuple[str, ...] = (shown(episode.first),)
+        history: tuple[str, ...] = (identity(episode.first),)
         for action, step in zip(episode.actions, episode.steps, strict=True):
             first_action, first_seed = known.setdefault(history, (action, seed))
             same = action == first_action
@@ -81,7 +82,7 @@ def _require_honesty(subject: Subject) -> None:
                 f"knows more than it observed: seeds {first_seed} and {seed} look the same up to "
                 f"turn {len(history) // 2 + 1}, yet it plays {first_action!r} and {action!r}",
             )
-            history = (*history, action, shown(step[0]))
+            history = (*history, action, identity(step[0]))
 
 
 def check_random(subject: Subject) -> str:

@@ -50,7 +50,7 @@ class MultiStep(NamedTuple):
     truncated: bool
     """A limit ended the match."""
     infos: dict[str, Info]
-    """Of all agents; after the last step `result` may hold a text for the agent."""
+    """Of all agents; after the last step `result` may hold an observation for the agent."""
 
 
 class Decision(NamedTuple):

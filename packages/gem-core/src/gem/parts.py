@@ -21,6 +21,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "code:": "python",
         "eval:CodeContest": "python",
         "tau:": "tau",
+        "image:": "images",
         "judge:": "judge",
     },
     "tool": {"python": "python"},
@@ -31,6 +32,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "agent": "serve",
         "verifiers": "verifiers",
         "harbor": "box",
+        "geometry3k": "images",
     },
     "command": {
         "check": "check",

@@ -198,6 +198,10 @@ class Seat(Env):
         if not isinstance(player, ModelServer):
             return player(self.game, agent, observation, self._streams[agent])
         talk = self._talks[agent]
+        if not isinstance(observation, str) and any(p["type"] == "image" for p in observation):
+            raise ConfigurationError(
+                f"{type(self.game).__name__} shows images, which a model that plays cannot be shown"
+            )
         talk.append({"role": "user", "content": shown(observation)})
         said = self.recorded.pop(0) if self.recorded else player.reply(talk, silent=True)
         talk.append({"role": "assistant", "content": said})

@@ -71,6 +71,7 @@ class Spec:
 CORE = (
     *("gem-core", "gem-check", "gem-math", "gem-judge", "gem-train"),
     *("gem-sandbox", "gem-serve", "gem-tau", "gem-box"),
+    "gem-vision",
 )
 
 SPECS = {

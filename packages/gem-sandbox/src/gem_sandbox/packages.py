@@ -20,7 +20,9 @@ DISTRIBUTIONS = (
     *("sortedcontainers", "more-itertools"),
 )
 """Shown by default if installed, with their dependencies."""
-HIDDEN = frozenset({"gem", "gem_judge", "gem_math", "gem_sandbox", "gem_tau", "reasoning_gym"})
+HIDDEN = frozenset(
+    {"gem", "gem_judge", "gem_math", "gem_sandbox", "gem_tau", "gem_vision", "reasoning_gym"}
+)
 """Top-level packages with golds, tests or task generators: never shown to a program."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")

@@ -49,6 +49,7 @@ GAMES = {
         num_numbers=(6, 6, 8, None),
         max_turns=(20, 10, 30, None),
     ),
+    "Maze": _ids("maze:Maze", size=(5, 3, 8, None), max_turns=(30, 10, 70, None)),
     "Minesweeper": _ids(
         "minesweeper:Minesweeper",
         rows=(8, 5, 8, None),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from gem.contract import refusal
-from gem.core import Env, Info, Step, known_options
+from gem.core import Env, Info, Observation, Step, known_options
 from gem.errors import ConfigurationError
 from gem.grading.braces import boxed_texts
 from gem.grading.wrapping import readings
 from gem.parameters import flag
+from gem.pictures import painter, parts
 
 Move = TypeVar("Move")
 
@@ -76,20 +77,30 @@ class Game(Env, Generic[Move]):
     max_turns: int
     _drawn = ""
     """The board, in games that draw it when it changes."""
+    _apart: ClassVar[tuple[str, ...]] = ("spec", "modality", "_painter")
 
-    def __init__(self, *, format_error_ends: bool = True, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        format_error_ends: bool = True,
+        modality: str = "text",
+        seed: int | None = None,
+    ) -> None:
         r"""Store what is common to all games.
 
         Args:
             format_error_ends: Whether an action without a readable `\boxed{...}` ends the
                 episode; otherwise it costs a turn. Its reward is -0.1 either way.
+            modality: How the board is shown: as `text`, as an `image`, or as `both`. The same seed
+                is the same game.
             seed: Seed of the first `reset` that is not given one.
         """
         super().__init__(seed=seed)
         self.format_error_ends = flag("format_error_ends", format_error_ends)
+        self.modality, self._painter = modality, painter(self, modality)
         self._over = True
 
-    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, Info]:
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Begin an episode; there are no options.
 
         Raises:
@@ -100,7 +111,7 @@ class Game(Env, Generic[Move]):
         self.turn = 0
         self._start()
         self._over = False
-        return _lines(self._instructions(), self._board(), self.request), {}
+        return self._observed(self._instructions(), self.request), {}
 
     def step(self, action: str) -> Step:
         """Play one turn; see `Env.step`."""
@@ -117,7 +128,7 @@ class Game(Env, Generic[Move]):
         self._over = ended or truncated
         last = _OUT_OF_TURNS if truncated else "" if ended else self.request
         info = {"success": won, "format_error": move is None, "invalid_action": not valid}
-        return _lines(feedback, self._board(), last), reward, ended, truncated, info
+        return self._observed(feedback, last), reward, ended, truncated, info
 
     def render(self) -> str:
         """Return the turn, what the player knows so far, and the board."""
@@ -134,6 +145,21 @@ class Game(Env, Generic[Move]):
         """Return the next move of a policy that knows the rules and what was observed."""
         self._need_reset()
         return boxed(self._oracle_move())
+
+    def _observed(self, words: str, request: str) -> Observation:
+        """Return an observation: words, the board, and what is asked for."""
+        if self._painter is None:
+            return "\n".join(filter(None, (words, self._board(), request)))
+        if self.modality == "both":
+            words = _lines(words, self._board())
+        return parts(words, self._painter(self), request)
+
+    def _how_to_read(self, text: str) -> str:
+        """Return the rules about the board, from those about its text."""
+        if self._painter is None:
+            return text
+        picture = self._painter.how_to_read
+        return f"{text}\n{picture}" if self.modality == "both" else picture
 
     def _how_to_answer(self) -> str:
         """Return the usual last sentence of the instructions, without its end."""

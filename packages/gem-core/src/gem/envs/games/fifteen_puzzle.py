@@ -68,6 +68,7 @@ class FifteenPuzzle(Game[str]):
         mc_rand_moves: int = 100,
         *,
         format_error_ends: bool = True,
+        modality: str = "text",
         seed: int | None = None,
     ) -> None:
         """Set the parameters; those that are None are set at every reset.
@@ -81,12 +82,13 @@ class FifteenPuzzle(Game[str]):
                 away with 2 rows, the length of the walk with more; never beyond `max_turns`. The
                 game becomes harder with every move, from 1 on.
             format_error_ends: See `Game`.
+            modality: See `Game`.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        super().__init__(format_error_ends=format_error_ends, modality=modality, seed=seed)
         self._given_rows = optional(integer, "num_rows", num_rows, 2, _MAX_ROWS)
         self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         self.init_algo = choice("init_algo", init_algo, ("monte_carlo", "pure_random"))
@@ -125,7 +127,8 @@ class FifteenPuzzle(Game[str]):
             f"You are playing the {last}-Puzzle.\n"
             f"You have to slide the tiles into order within {self.max_turns} turns: 1 to {last} "
             "row by row from the top left, the gap at the bottom right.\n"
-            "The gap is shown as __. Each turn slides one tile that is next to the gap into it:\n"
+            f"{self._how_to_read('The gap is shown as __.')} Each turn slides one tile "
+            "that is next to the gap into it:\n"
             "  - up: the tile below the gap moves up\n"
             "  - down: the tile above the gap moves down\n"
             "  - left: the tile to the right of the gap moves left\n"

@@ -58,6 +58,7 @@ class Game2048(Game[str]):
         board_size: int = 4,
         *,
         format_error_ends: bool = True,
+        modality: str = "text",
         seed: int | None = None,
     ) -> None:
         """Set the parameters; those that are None are drawn together at every reset.
@@ -68,13 +69,14 @@ class Game2048(Game[str]):
             max_turns: Moves allowed; drawn from 20, 30 and 50.
             board_size: Rows and columns, 2 to 8; a smaller board fills up sooner.
             format_error_ends: See `Game`.
+            modality: See `Game`.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed, or the board has too few cells for the
                 target.
         """
-        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        super().__init__(format_error_ends=format_error_ends, modality=modality, seed=seed)
         self.board_size = integer("board_size", board_size, 2, 8)
         # A full board holds 4, 4, 8, 16, ... at most before its last merges.
         largest = 2 ** (self.board_size**2 + 1)

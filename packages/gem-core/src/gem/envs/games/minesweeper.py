@@ -16,6 +16,10 @@ from gem.parameters import flag, integer, optional
 _COMMANDS = ("reveal", "flag")
 _SIZES = (4, 50)
 _DRAWN_SIZES = (5, 8)
+_SYMBOLS = (
+    "The board shows . for a closed cell, F for a marked one and a number for an open one; row and "
+    "column numbers are at its edges."
+)
 _MOVE = re.compile(r"([A-Za-z]{1,20})[\s,]+([+-]?[0-9]{1,18})[\s,]+([+-]?[0-9]{1,18})")
 # Draws of the mines with `no_guess`.
 _TRIES = 100
@@ -96,6 +100,7 @@ class Minesweeper(Game[Move]):
         *,
         no_guess: bool = False,
         format_error_ends: bool = True,
+        modality: str = "text",
         seed: int | None = None,
     ) -> None:
         """Set the parameters; those that are None are set at every reset.
@@ -108,12 +113,13 @@ class Minesweeper(Game[Move]):
             max_turns: Moves allowed; the number of cells when None.
             no_guess: Whether to place the mines such that logic alone opens the board.
             format_error_ends: See `Game`.
+            modality: See `Game`.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        super().__init__(format_error_ends=format_error_ends, modality=modality, seed=seed)
         self._given_rows = optional(integer, "rows", rows, *_SIZES)
         self._given_cols = optional(integer, "cols", cols, *_SIZES)
         # Mines must fit on the smallest board that may be drawn.
@@ -153,9 +159,7 @@ class Minesweeper(Game[Move]):
             "revealed and its neighbours are never mines.\n"
             "  - flag: mark the cell as a mine, or take the mark away. A marked cell cannot be "
             "revealed.\n"
-            "The board shows . for a closed cell, F for a marked one and a number for an open one; "
-            "row and column numbers are at its edges.\n"
-            f"{self._how_to_answer()}."
+            f"{self._how_to_read(_SYMBOLS)}\n{self._how_to_answer()}."
         )
 
     def _parse(self, content: str) -> Move | None:

@@ -11,6 +11,12 @@ from gem.parameters import integer, optional
 
 _SIDES = (3, 12)
 _MAX_BOXES = 10
+_SYMBOLS = """On the board:
+  - P is you, S is you on a goal
+  - # is a wall
+  - X is a box, √ is a box on a goal
+  - O is an empty goal
+  - _ is empty floor"""
 # States that the oracle may open.
 _MAX_STATES = 20_000
 
@@ -49,6 +55,7 @@ class Sokoban(Game[str]):
         max_turns: int | None = 100,
         *,
         format_error_ends: bool = True,
+        modality: str = "text",
         seed: int | None = None,
     ) -> None:
         """Set the parameters; those that are None are drawn together at every reset.
@@ -61,12 +68,13 @@ class Sokoban(Game[str]):
             max_turns: Moves allowed; drawn from 20 and 50. Starts are made for three quarters of
                 them, so fewer turns also mean easier rooms.
             format_error_ends: See `Game`.
+            modality: See `Game`.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed, or the room is too small for the boxes.
         """
-        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        super().__init__(format_error_ends=format_error_ends, modality=modality, seed=seed)
         self._candidates: list[tuple[tuple[int, int], int, int]] = fitting(
             _CANDIDATES,
             optional(_dimensions, "dim_room", dim_room),
@@ -107,13 +115,7 @@ class Sokoban(Game[str]):
             "Each turn you move one cell up, down, left or right. Moving towards a box pushes it "
             "one cell ahead, unless there is a wall or another box behind it. Boxes cannot be "
             "pulled.\n"
-            "On the board:\n"
-            "  - P is you, S is you on a goal\n"
-            "  - # is a wall\n"
-            "  - X is a box, √ is a box on a goal\n"
-            "  - O is an empty goal\n"
-            "  - _ is empty floor\n"
-            f"{self._how_to_answer()}."
+            f"{self._how_to_read(_SYMBOLS)}\n{self._how_to_answer()}."
         )
 
     def _play(self, move: str) -> Outcome:

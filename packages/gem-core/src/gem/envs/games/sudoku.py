@@ -14,6 +14,7 @@ from gem.parameters import choice, integer, optional
 Move = tuple[int, ...]
 
 _SCALES = (4, 9)
+_EMPTY = "and '.' is an empty cell."
 # Guesses that proving a solution unique may take.
 _MAX_GUESSES = 100
 
@@ -50,6 +51,7 @@ class Sudoku(Game[Move]):
         scale: int | None = 9,
         *,
         format_error_ends: bool = True,
+        modality: str = "text",
         seed: int | None = None,
     ) -> None:
         """Set the parameters; those that are None are drawn together at every reset.
@@ -61,12 +63,13 @@ class Sudoku(Game[Move]):
             max_turns: Moves allowed; drawn from 15 and 50.
             scale: Rows, columns and numbers: 4 or 9; drawn from these.
             format_error_ends: See `Game`.
+            modality: See `Game`.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed, or there are not so many cells.
         """
-        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        super().__init__(format_error_ends=format_error_ends, modality=modality, seed=seed)
         self._candidates = fitting(
             _CANDIDATES,
             optional(choice, "scale", scale, _SCALES),
@@ -101,7 +104,7 @@ class Sudoku(Game[Move]):
             f"{self.max_turns} turns, one cell per turn.\n"
             f"Every row, every column and each of the {scale} boxes of {side}x{side} cells must "
             f"hold every number from 1 to {scale} exactly once. There is one solution.\n"
-            f"Rows and columns are numbered from 1 to {scale}, and '.' is an empty cell. "
+            f"{self._how_to_read(f'Rows and columns are numbered from 1 to {scale}, {_EMPTY}')} "
             "Filled cells cannot be changed.\n"
             "Answer with row, column and number. "
             f"{self._how_to_answer()} to put {scale} in row 1, column 2."

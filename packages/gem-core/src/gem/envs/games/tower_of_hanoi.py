@@ -11,6 +11,7 @@ Move = tuple[int, int]
 """Source and destination; pegs are 0 (A), 1 (B) and 2 (C)."""
 
 _PEGS = "ABC"
+_LISTED = "The disks of each peg are listed from bottom to top; 1 is the smallest."
 _GOAL = 2
 _MOVE = re.compile(r"([A-C])[\s,]*([A-C])")
 _MAX_DISKS = 20
@@ -43,6 +44,7 @@ class TowerofHanoi(Game[Move]):
         max_turns: int | None = 100,
         *,
         format_error_ends: bool = True,
+        modality: str = "text",
         seed: int | None = None,
     ) -> None:
         """Set the parameters; those that are None are set at every reset.
@@ -53,12 +55,13 @@ class TowerofHanoi(Game[Move]):
             max_turns: Moves allowed; when None, 10, 20 and 35 for 3, 4 and 5 disks, and 4 more
                 than `2**num_disks` for others.
             format_error_ends: See `Game`.
+            modality: See `Game`.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        super().__init__(format_error_ends=format_error_ends, modality=modality, seed=seed)
         self._given_disks = optional(integer, "num_disks", num_disks, 1, _MAX_DISKS)
         self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
 
@@ -83,7 +86,7 @@ class TowerofHanoi(Game[Move]):
             f"{self.max_turns} turns.\n"
             "Each turn moves the top disk of one peg to another peg. A disk may not be placed on "
             "a smaller disk.\n"
-            "The disks of each peg are listed from bottom to top; 1 is the smallest.\n"
+            f"{self._how_to_read(_LISTED)}\n"
             "After thinking, format your final answer as the source peg and the destination peg "
             f"inside \\boxed{{...}}, for example, {self.example}."
         )

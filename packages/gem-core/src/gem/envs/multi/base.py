@@ -96,7 +96,7 @@ class Match(MultiAgentEnv):
             self.points[agent] += rewards[agent]
             if not observations:
                 infos[agent]["success"] = not lost and self._succeeded(agent)
-                infos[agent]["result"] = "\n".join([*self._news[agent], self._ending(agent)])
+                infos[agent]["result"] = self._result(agent)
         return MultiStep(observations, rewards, not observations, False, infos)
 
     def render(self, agent: str) -> str:
@@ -151,12 +151,22 @@ class Match(MultiAgentEnv):
         self._options = {agent: self._legal(agent) for agent in agents}
         observations: dict[str, Observation] = {}
         for agent, legal in self._options.items():
-            lines = self._news[agent]
-            lines.append(self._view(agent))
-            lines.append(f"Legal moves: {', '.join(legal)}\n{agent}, enter your move.")
-            observations[agent] = "\n".join(lines)
+            observations[agent] = self._observed(agent, legal)
             self._news[agent] = []
         return observations
+
+    def _observed(self, agent: str, legal: tuple[str, ...]) -> Observation:
+        """Return what an agent that is to move is shown: news, the game, and its legal moves."""
+        told = [*self._news[agent], self._view(agent), f"Legal moves: {', '.join(legal)}"]
+        return "\n".join([*told, self._asking(agent)])
+
+    def _asking(self, agent: str) -> str:
+        """Return the last line of what an agent that is to move is shown."""
+        return f"{agent}, enter your move."
+
+    def _result(self, agent: str) -> Observation:
+        """Return the last observation of an agent."""
+        return "\n".join([*self._news[agent], self._ending(agent)])
 
     def _introduction(self, agent: str) -> str:
         others = " and ".join(other for other in self.agents if other != agent)

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
+from typing import ClassVar
 
+from gem.core import Observation
 from gem.envs.games.base import boxed
 from gem.envs.multi.base import Match, picked
 from gem.errors import ConfigurationError
 from gem.parameters import integer
+from gem.pictures import painter, parts
 
 _WIN = 1_000
 
@@ -121,10 +124,14 @@ class _Lines(Match):
     """Two players put stones on a board in turn; a line wins."""
 
     agents = ("x", "o")
+    _apart: ClassVar[tuple[str, ...]] = ("spec", "modality", "_painter")
 
-    def __init__(self, board: Board, depth: int, on_illegal: str, seed: int | None) -> None:
+    def __init__(
+        self, board: Board, depth: int, on_illegal: str, modality: str, seed: int | None
+    ) -> None:
         super().__init__(on_illegal=on_illegal, seed=seed)
         self.board, self.depth = board, depth
+        self.modality, self._painter = modality, painter(self, modality)
 
     def _start(self) -> None:
         self.stones = {"x": 0, "o": 0}
@@ -169,15 +176,32 @@ class _Lines(Match):
         cells = self.board.cells(self._taken())
         cell = next(each for each in cells if self._spelt(each) == move)
         self.stones[agent] |= 1 << cell
-        self._tell(f"{agent} plays {move}.", but=agent)
+        # The moves of both tell the board.
+        self._tell(f"{agent} has moved." if self._is_blind() else f"{agent} plays {move}.", agent)
         if not self.board.wins(self.stones[agent], cell):
             return {}
         self._winner, other = agent, "o" if agent == "x" else "x"
         return {agent: 1.0, other: -1.0}
 
+    def _is_blind(self) -> bool:
+        """Whether texts must not tell the board."""
+        return self.modality == "image"
+
+    def _observed(self, agent: str, legal: tuple[str, ...]) -> Observation:
+        if self._painter is None:
+            return super()._observed(agent, legal)
+        told = list(self._news[agent])
+        if not self._is_blind():
+            told += [self._view(agent), f"Legal moves: {', '.join(legal)}"]
+        return parts("\n".join(told), self._painter(self), self._asking(agent))
+
+    def _result(self, agent: str) -> Observation:
+        result = super()._result(agent)
+        return result if self._painter is None else parts(str(result), self._painter(self))
+
     def _ending(self, agent: str) -> str:
         told = f"{self._winner} wins." if self._winner else "A draw." if not self._next() else ""
-        return f"{self._view(agent)}\n{told}".rstrip()
+        return told if self._is_blind() else f"{self._view(agent)}\n{told}".rstrip()
 
     def oracle_action(self, agent: str, rng: Random | None = None) -> str:
         """Return a best move by minimax; `rng` draws among equally good ones."""
@@ -194,14 +218,17 @@ class TicTacToe(_Lines):
     Rewards: 1 for the winner, -1 for the loser, 0 for a draw. The oracle is exact: it never loses.
     """
 
-    def __init__(self, *, on_illegal: str = "lose", seed: int | None = None) -> None:
+    def __init__(
+        self, *, on_illegal: str = "lose", modality: str = "text", seed: int | None = None
+    ) -> None:
         """Make the game.
 
         Args:
             on_illegal: See `Match`.
+            modality: See `ConnectFour`.
             seed: Seed of the first `reset` that is not given one.
         """
-        super().__init__(Board(3, 3, 3, drop=False), 9, on_illegal, seed)
+        super().__init__(Board(3, 3, 3, drop=False), 9, on_illegal, modality, seed)
 
     def _rules(self, agent: str) -> str:
         return (
@@ -225,6 +252,7 @@ class ConnectFour(_Lines):
         depth: int = 4,
         *,
         on_illegal: str = "lose",
+        modality: str = "text",
         seed: int | None = None,
     ) -> None:
         """Set the parameters.
@@ -234,6 +262,8 @@ class ConnectFour(_Lines):
             line: Stones in a row that win.
             depth: Moves that the oracle looks ahead.
             on_illegal: See `Match`.
+            modality: How the board is shown: as `text`, as an `image`, or as `both`. With `image`
+                no text names legal moves or those of the other player.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
@@ -243,7 +273,7 @@ class ConnectFour(_Lines):
         if integer("line", line, 2, 9) > max(size):
             raise ConfigurationError(f"line must fit a board of {columns}x{rows}, got {line}")
         board = Board(*size, line, drop=True)
-        super().__init__(board, integer("depth", depth, 1, 81), on_illegal, seed)
+        super().__init__(board, integer("depth", depth, 1, 81), on_illegal, modality, seed)
 
     def _rules(self, agent: str) -> str:
         return (

@@ -1,0 +1,1 @@
+"""Pictures: boards of games, visual tasks `image:<Name>-<version>`, and `drawing`, which draws."""

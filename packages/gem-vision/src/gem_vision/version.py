@@ -1,0 +1,3 @@
+"""The version of gem-vision."""
+
+__version__ = "0.1.0"
