@@ -268,6 +268,11 @@ $(SMOLLM2_PACKAGES):
 real-model: $(TRAINER_ENVS) $(SMOLLM2_PACKAGES) ## A real language model (SmolLM2-135M) in all trainers: levels in fp32, log-probabilities in bf16
 	GEM_REAL_MODEL="$$(PYTHONPATH=$(SMOLLM2_PACKAGES) $(DEV) -m gem_cpu.smollm2)" \
 	  $(DEV) $(PYTEST) -rP --tb=short tests/conformance/test_real_model.py
+.PHONY: pretrained
+pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns two tasks (docs/pretrained.md); begun again, it goes on
+	PYTHONPATH=$(SMOLLM2_PACKAGES) OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/pretrained.toml \
+	  --cpu --jobs 2 --out $(RUNS)/pretrained
+	$(DEV) tools/pretrained.py $(RUNS)/pretrained
 conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) $(PYTEST) tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)

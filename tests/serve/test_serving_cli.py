@@ -16,6 +16,7 @@ from processes import settles
 import gem
 from gem.__main__ import main
 from gem.errors import UnreachableError
+from gem_serve.cli import listen
 from gem_serve.offers import Limits
 from gem_serve.sessions import Hub
 
@@ -132,6 +133,13 @@ def test_other_machines_are_warned_of(
         given = [] if token is None else ["--token", token]
         assert main(["serve", "--host", "0.0.0.0", "--port", "0", *given]) == 0
         assert ("anybody who reaches 0.0.0.0:" in capsys.readouterr().err) == warned
+
+
+def test_connections_send_small_messages_at_once() -> None:
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def finished(*_: object) -> None:
