@@ -38,7 +38,9 @@ from gem_train.packed import PackedTrajectory  # noqa: E402
 BUDGET = Budget(turn_tokens=64, response_tokens=20_000, prompt_tokens=20_000)
 FILES = [png(c, s) for c in ("red", "#00ff00") for s in ((84, 84), (30, 200), (500, 300), (56, 28))]
 PLAIN = st.text(st.sampled_from("ab 1\n\\{é日"), max_size=12)
-WORDS = st.lists(PLAIN | st.sampled_from([*MARKERS, "<|im_end|>", "<|image_pad|>" * 3])).map("".join)
+WORDS = st.lists(PLAIN | st.sampled_from([*MARKERS, "<|im_end|>", "<|image_pad|>" * 3])).map(
+    "".join
+)
 IMAGES = st.sampled_from(FILES).map(lambda file: {"type": "image", "image": file})
 
 
@@ -57,7 +59,9 @@ def conversations(words: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def small_seeing(make_tokenizer: Any) -> Any:
-    return seeing_tokenizer(make_tokenizer(["guess the number 日本語 \\boxed{12} user system\n"], 330))
+    return seeing_tokenizer(
+        make_tokenizer(["guess the number 日本語 \\boxed{12} user system\n"], 330)
+    )
 
 
 @pytest.fixture(
@@ -241,7 +245,9 @@ def test_an_engine_that_reads_the_images_otherwise_is_noticed(one: Any, fault: s
             return None
         if fault == "expanded twice":
             return len(read_by_engine(one, request.prompt_ids, files))
-        return len(read_by_engine(one, chat.collapse(request.prompt_ids, request.images), files[1:]))
+        return len(
+            read_by_engine(one, chat.collapse(request.prompt_ids, request.images), files[1:])
+        )
 
     with pytest.raises(RolloutError, match="dropped or expanded twice"):
         play(chat, [[{"type": "image", "image": FILES[0]}]], [[5]], read)
@@ -323,7 +329,9 @@ def test_what_readers_of_images_show_differently_is_settled(one: Any, tmp_path: 
     exif = PIL.Exif()
     exif[0x0112] = 6
     PIL.new("RGB", (112, 56)).save(turned, exif=exif)
-    _, (white, upright) = chat.accept([{"type": "image", "image": each} for each in (clear, turned)])
+    _, (white, upright) = chat.accept(
+        [{"type": "image", "image": each} for each in (clear, turned)]
+    )
     assert opened(white).getcolors() == [(56 * 28, (255, 255, 255))]
     assert opened(upright).size == (56, 112)
     assert upright.tokens == 8
@@ -362,8 +370,9 @@ def test_models_whose_images_cannot_be_shown_turn_by_turn_are_refused(
 
 
 TEXT_ONLY = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if m.content is string else '' }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content if m.content is string else '' }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -386,7 +395,8 @@ def test_an_episode_keeps_and_sends_each_image_once(one: Any) -> None:
     assert len({id(turn.images[0].data) for turn in played.turns}) == 2
     packed = PackedTrajectory.of(played)
     assert [packed.data.count(file) for file in board] == [1, 1]
-    [row], [there] = played.training_rows(), PackedTrajectory.from_bytes(packed.data).training_rows()
+    [row] = played.training_rows()
+    [there] = PackedTrajectory.from_bytes(packed.data).training_rows()
     assert [i.data for i in there.images] == [i.data for i in row.images]
     assert there.images == row.images
     assert there.ids.tolist() == row.ids

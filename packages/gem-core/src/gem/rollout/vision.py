@@ -31,6 +31,8 @@ from gem.trajectory import Image
 _PILLOW = "images need: pip install 'gem-core[images]'"
 _ORIENTATION = 0x0112
 """EXIF tag. Some readers obey it, some do not; the same holds for transparency."""
+_ONE = (1,)
+"""Content of a message with one image of one token."""
 
 
 class VisionChatFormat(ChatFormat):
@@ -60,8 +62,9 @@ class VisionChatFormat(ChatFormat):
         """
         if thinking == "drop":
             raise ConfigurationError("thinking='drop' cannot show images; choose 'keep' or 'text'")
-        images = getattr(processor, "image_processor", None)
-        if not hasattr(images, "get_number_of_image_patches") or not hasattr(images, "merge_size"):
+        images: Any = getattr(processor, "image_processor", None)
+        told = hasattr(images, "get_number_of_image_patches") and hasattr(images, "merge_size")
+        if not told or not hasattr(processor, "image_token_id"):
             raise ConfigurationError(
                 f"{type(processor).__name__} does not tell how many tokens an image has; expected "
                 "a processor of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or one that works alike"
@@ -84,13 +87,12 @@ class VisionChatFormat(ChatFormat):
                 f"the tokenizer makes an image of a text that spells {self.spell([self._pad])!r}: "
                 "it must be a special token"
             )
-        shown = self._pieces((1,)).tolist()
+        shown = self._encode(self._render_around(_ONE))
         if shown.count(self._pad) != 1:
             raise ConfigurationError("the chat template does not show an image once")
-        later = self._render(
-            [{"role": r, "content": c} for r, c in zip(_ROLES, ((1,), _RESPONSE, (1,)), strict=True)]
-        )
-        if _cut(later, _RESPONSE)[1] != self._render_around((1,), left=("", "")):
+        two = [("user", _ONE), ("assistant", _RESPONSE), ("user", _ONE)]
+        later = self._render([{"role": role, "content": content} for role, content in two])
+        if _cut(later, _RESPONSE)[1] != self._render_around(_ONE, left=("", "")):
             raise ConfigurationError(
                 "the chat template shows an image otherwise after another one (it counts them, "
                 "for instance); it cannot be used turn by turn"
@@ -167,7 +169,9 @@ class VisionChatFormat(ChatFormat):
         Raises:
             RolloutError: The bytes of an image are missing, or it has other tokens in the row.
         """
-        made: Mapping[str, Any] = self._processor(images=[opened(each) for each in images], **kwargs)
+        made: Mapping[str, Any] = self._processor(
+            images=[opened(each) for each in images], **kwargs
+        )
         for image, (time, height, width) in zip(images, made["image_grid_thw"], strict=True):
             tokens = int(time * height * width) // self._processor.merge_size**2
             self._check(image.tokens, tokens, [image])
@@ -176,7 +180,9 @@ class VisionChatFormat(ChatFormat):
     def spell(self, ids: Sequence[int]) -> str:
         """Return the text of prompts and bridges as the template renders it: images once."""
         pad = self._pad
-        return super().spell([i for n, i in enumerate(ids) if i != pad or not n or ids[n - 1] != pad])
+        return super().spell(
+            [i for n, i in enumerate(ids) if i != pad or not n or ids[n - 1] != pad]
+        )
 
     def _content(self, observation: Observation) -> Any:
         """Return text; with images its texts and, for each image, its number of tokens."""
@@ -235,8 +241,8 @@ class VisionChatFormat(ChatFormat):
         """Return an image of an observation, the same object as long as one is in use."""
         try:
             image = Path(image).read_bytes() if isinstance(image, str | Path) else image
-            [said] = canonical([{"type": "image", "image": image}])
-            digest = said["blake2b"]  # type: ignore[index]
+            said: Any = canonical([{"type": "image", "image": image}])
+            digest = str(said[0]["blake2b"])
             known = self._known.get(digest)
             if known is None:
                 data, width, height = _file(image)
@@ -248,9 +254,6 @@ class VisionChatFormat(ChatFormat):
     def _count(self, width: int, height: int) -> int:
         patches = self._processor.get_number_of_image_patches(height, width, {})
         return int(patches) // int(self._processor.merge_size) ** 2
-
-
-_ROLES = ("user", "assistant", "user")
 
 
 def opened(image: Image) -> Any:
