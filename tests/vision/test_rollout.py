@@ -9,15 +9,15 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("PIL.Image")
 
-from seeing import processor, read_by_engine, seeing_tokenizer  # noqa: E402
+from seeing import processor, read_by_engine, seeing_tokenizer
 
-import gem  # noqa: E402
-from gem.replay import difference  # noqa: E402
-from gem.rollout import Budget, Request, Sample, play_batch  # noqa: E402
-from gem.rollout.vision import VisionChatFormat, opened  # noqa: E402
-from gem.tasks import Task  # noqa: E402
-from gem.trajectory import Trajectory  # noqa: E402
-from gem_vision.drawing import tokens  # noqa: E402
+import gem
+from gem.replay import difference
+from gem.rollout import Budget, Request, Sample, play_batch
+from gem.rollout.vision import VisionChatFormat, opened
+from gem.tasks import Task
+from gem.trajectory import Trajectory
+from gem_vision.drawing import tokens
 
 BUDGET = Budget(turn_tokens=16, response_tokens=4000, prompt_tokens=2000)
 
