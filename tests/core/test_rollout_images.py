@@ -17,15 +17,7 @@ pytest.importorskip("transformers")
 PIL = pytest.importorskip("PIL.Image")
 
 from echo import TASK  # noqa: E402
-from seeing import (  # noqa: E402
-    MARKERS,
-    PATCH,
-    picture,
-    png,
-    processor,
-    read_by_engine,
-    seeing_tokenizer,
-)
+from seeing import picture, png, read_by_engine  # noqa: E402
 
 from gem.errors import ConfigurationError, RolloutError  # noqa: E402
 from gem.fingerprint import canonical  # noqa: E402
@@ -33,6 +25,8 @@ from gem.rollout import Budget, ChatFormat, Prompting, Sample  # noqa: E402
 from gem.rollout.play import Episode  # noqa: E402
 from gem.rollout.vision import VisionChatFormat, opened  # noqa: E402
 from gem.trajectory import Trajectory  # noqa: E402
+from gem_cpu import tiny_processor  # noqa: E402
+from gem_cpu.tiny_processor import MARKERS, PATCHES, TEMPLATE  # noqa: E402
 from gem_train.packed import PackedTrajectory  # noqa: E402
 
 BUDGET = Budget(turn_tokens=64, response_tokens=20_000, prompt_tokens=20_000)
@@ -59,26 +53,24 @@ def conversations(words: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def small_seeing(make_tokenizer: Any) -> Any:
-    return seeing_tokenizer(
-        make_tokenizer(["guess the number 日本語 \\boxed{12} user system\n"], 330)
-    )
+    return make_tokenizer(["guess the number 日本語 \\boxed{12} user system\n"], 330)
 
 
 @pytest.fixture(
     scope="module",
-    params=[(kind, words) for words in ("small_seeing", "qwen3_tokenizer") for kind in PATCH],
+    params=[(kind, words) for words in ("small_seeing", "qwen3_tokenizer") for kind in PATCHES],
     ids=lambda param: "-".join(param),
 )
 def seeing(request: pytest.FixtureRequest) -> Any:
     """Each real processor, with a small tokenizer and with that of Qwen3."""
     kind, words = request.param
-    return processor(kind, request.getfixturevalue(words))
+    return tiny_processor.make(request.getfixturevalue(words), kind, most_tokens=16)
 
 
 @pytest.fixture(scope="module")
 def one(small_seeing: Any) -> Any:
     """One of them, for what does not depend on the model."""
-    return processor("Qwen2_5_VLProcessor", small_seeing)
+    return tiny_processor.make(small_seeing, most_tokens=16)
 
 
 def collapsing(processor: Any, chat: VisionChatFormat) -> Any:
@@ -281,7 +273,7 @@ def test_pixel_values_of_a_row_are_the_processors_own(seeing: Any) -> None:
     assert (made["pixel_values"] == own["pixel_values"]).all()
     assert made["image_grid_thw"].tolist() == own["image_grid_thw"].tolist()
     # A trainer whose processor is set otherwise than the one that played.
-    other = processor(type(seeing).__name__, seeing.tokenizer, most_tokens=4)
+    other = tiny_processor.make(seeing.tokenizer, type(seeing).__name__, most_tokens=4)
     with pytest.raises(RolloutError, match="placeholder tokens"):
         VisionChatFormat(other).inputs(row.images)
 
@@ -358,7 +350,7 @@ def test_models_whose_images_cannot_be_shown_turn_by_turn_are_refused(
     one: Any, make_tokenizer: Any
 ) -> None:
     with pytest.raises(ConfigurationError, match="shows an image otherwise after another"):
-        VisionChatFormat(one, template_kwargs={"number_images": True})
+        VisionChatFormat(one, template_kwargs={"chat_template": NUMBERING})
     with pytest.raises(ConfigurationError, match="does not show an image once"):
         VisionChatFormat(one, template_kwargs={"chat_template": TEXT_ONLY})
     with pytest.raises(ConfigurationError, match="does not tell how many tokens"):
@@ -366,9 +358,12 @@ def test_models_whose_images_cannot_be_shown_turn_by_turn_are_refused(
     plain = make_tokenizer(["guess"], 300)
     plain.add_tokens(list(MARKERS))
     with pytest.raises(ConfigurationError, match="must be a special token"):
-        VisionChatFormat(processor("Qwen2_5_VLProcessor", plain))
+        VisionChatFormat(tiny_processor.make(plain))
 
 
+NUMBERING = "{%- set seen = namespace(n=0) %}" + TEMPLATE.replace(
+    "{{- '<|vision_start|>", "{%- set seen.n = seen.n + 1 %}{{- seen.n ~ ': <|vision_start|>"
+)
 TEXT_ONLY = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content if m.content is string else '' }}<|im_end|>\n{% endfor %}"

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("PIL.Image")
 
-from seeing import processor, read_by_engine, seeing_tokenizer
+from seeing import read_by_engine
 
 import gem
 from gem.replay import difference
@@ -17,6 +17,7 @@ from gem.rollout import Budget, Request, Sample, play_batch
 from gem.rollout.vision import VisionChatFormat, opened
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_cpu import tiny_processor
 from gem_vision.drawing import tokens
 
 BUDGET = Budget(turn_tokens=16, response_tokens=4000, prompt_tokens=2000)
@@ -24,8 +25,8 @@ BUDGET = Budget(turn_tokens=16, response_tokens=4000, prompt_tokens=2000)
 
 @pytest.mark.parametrize("modality", ["image", "both"])
 def test_a_game_is_played_as_pictures(make_tokenizer: Any, modality: str) -> None:
-    words = seeing_tokenizer(make_tokenizer(["you see the board: \\boxed{up} left"], 300))
-    seeing = processor("Qwen2_5_VLProcessor", words, most_tokens=100)
+    words = make_tokenizer(["you see the board: \\boxed{up} left"], 300)
+    seeing = tiny_processor.make(words)
     chat = VisionChatFormat(seeing)
     end = words.convert_tokens_to_ids("<|im_end|>")
     requests: list[Request] = []
