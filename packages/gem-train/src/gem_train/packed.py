@@ -316,15 +316,16 @@ class PackedTrajectory:
 
     def _images(self) -> list[tuple[Image, ...]]:
         """Return the images of each turn, `[turns]`; equal ones share their bytes."""
-        files = self.layout.get("files", ())
+        if "files" not in self.layout:
+            return [()] * len(self.rewards)
+        files = self.layout["files"]
         ends = list(accumulate((size for *_, size in files), initial=0))
         begin = len(self.data) - ends[-1]
         images = [
             Image(digest, tokens, self.data[begin + start : begin + end])
             for (digest, tokens, _), (start, end) in zip(files, pairwise(ends), strict=True)
         ]
-        shown = self.layout.get("shown") or [()] * len(self.rewards)
-        return [tuple(images[place] for place in places) for places in shown]
+        return [tuple(images[place] for place in places) for places in self.layout["shown"]]
 
 
 Played: TypeAlias = Trajectory | PackedTrajectory
