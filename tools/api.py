@@ -35,6 +35,7 @@ MODULES = (
     "gem.multi",
     "gem.seat",
     "gem.rollout",
+    "gem.rollout.vision",
     "gem.advantage",
     "gem.vector",
     "gem.wrappers",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gem.blame import CAUSES
 from gem.errors import ConfigurationError
 from gem.tasks import Task
-from gem.trajectory import Drift, Failure, Trajectory, Turn
+from gem.trajectory import Drift, Failure, Image, Trajectory, Turn
 from gem_train.experiment.metrics import episode_metrics
 from gem_train.packed import (
     MOST_BYTES,
@@ -42,6 +42,9 @@ PARTS = st.lists(
 OBSERVATIONS = ANY_TEXT | PARTS
 
 
+IMAGES = st.sampled_from([Image("00ff", 9, b"a file"), Image("01", 4, b"another"), Image("02", 1)])
+
+
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
     response = draw(IDS)
@@ -58,6 +61,7 @@ def turns(draw: st.DrawFn) -> Turn:
         truncated=draw(st.booleans()),
         stop_reason=draw(st.sampled_from(["stop", "length"])),
         info=draw(st.dictionaries(ANY_TEXT, SCALARS, max_size=3)),
+        images=tuple(draw(st.lists(IMAGES, max_size=2))),
     )
 
 
@@ -121,6 +125,7 @@ def test_rows_of_arrays_are_those_of_lists(trajectory: Trajectory) -> None:
         assert row.token_rewards(values) == wanted.token_rewards(values)
         known = None if row.logprobs is None else row.logprobs.tolist()
         assert exact(known) == exact(wanted.logprobs)
+        assert [(i, i.data) for i in row.images] == [(i, i.data) for i in wanted.images]
 
 
 def test_log_probabilities_take_four_bytes_where_that_changes_none() -> None:
@@ -144,7 +149,7 @@ def test_log_probabilities_take_four_bytes_where_that_changes_none() -> None:
         (lambda data: data[:60], "cut off"),
         (lambda data: data[:-1], "cut off"),
         (lambda data: data + b"0", "cut off"),
-        (lambda data: data[:4] + b"\x02" + data[5:], "reads up to 1"),
+        (lambda data: data[:4] + b"\x03" + data[5:], "reads up to 2"),
         (lambda data: data[:50] + b"?" + data[51:], "checksum"),
     ],
 )

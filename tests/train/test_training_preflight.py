@@ -68,6 +68,7 @@ def test_an_environment_that_shows_images_is_refused_by_its_id() -> None:
     task = Task("math:Geometry3K", 0, {"source": "sample"})
     with pytest.raises(ConfigurationError, match="math:Geometry3K shows images"):
         preflight.check([task])
+    preflight.check([task], images=True)
 
 
 @pytest.mark.parametrize("modality", ["image", "both"])

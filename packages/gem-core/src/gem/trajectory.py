@@ -1,6 +1,7 @@
 """The results of a rollout: turns, trajectories and the training rows made from them.
 
 - `Turn`: one exchange: observation, exact token ids, reward.
+- `Image`: an image that a policy was shown.
 - `Failure`: why an episode does not count, and its cause (never the policy).
 - `Drift`: where an append-only token stream differs from a fresh rendering of the conversation.
 - `Trajectory`: one episode; `training_rows()` makes its training rows, `to_json` a line of text
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from gem.advantage import TurnTable
 
 StopReason: TypeAlias = Literal["stop", "length"]
-"""Why sampling a turn ended: the model closed its turn, or a token limit cut it."""
+"""Why sampling a turn ended: the model closed its turn, or a token limit cut it (or the rollout,
+before a token that stands for an image)."""
 
 EpisodeEnd: TypeAlias = Literal["terminated", "truncated", "turn_budget", "token_budget", "failed"]
 """Why an episode ended: the first two by the environment, the next two by the rollout's budget.
@@ -41,6 +43,18 @@ All but `failed` are valid episodes, with the rewards so far."""
 
 _TURN_BYTES, _ID_BYTES, _LOGPROB_BYTES = 250, 6, 22
 """Usual lengths in JSON: of a turn without text and tokens, an id, a log-probability."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that a policy was shown."""
+
+    digest: str
+    """Its hash, which stands for it in records (`gem.fingerprint.canonical`)."""
+    tokens: int
+    """Number of tokens that it has in a row."""
+    data: bytes = field(default=b"", repr=False, compare=False)
+    """A file (PNG, JPEG) as the engine and the trainer read it; empty if it comes from JSON."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,8 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
     """Entries of the environment's info that JSON can represent: None, booleans, numbers, text;
     NumPy scalars as Python's."""
+    images: tuple[Image, ...] = ()
+    """Images whose tokens are in `context_ids`, in order."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +207,8 @@ class TrainingRow(TurnsInRow):
     """Sampling log-probabilities, 0.0 on environment tokens; None if any turn has none."""
     spans: list[TurnSpan]
     """The turns of this row, in order."""
+    images: list[Image] = field(default_factory=list)
+    """Images whose tokens are in this row, in order."""
 
     @property
     def ids(self) -> list[int]:
@@ -320,6 +338,7 @@ class Trajectory:
             start = len(rows[-1].response_ids)
             rows[-1]._append(turn.response_ids, 1, turn.logprobs)
             rows[-1].spans.append(TurnSpan(index, start, len(rows[-1].response_ids)))
+            rows[-1].images += turn.images
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -331,16 +350,7 @@ class Trajectory:
             "task": self.task.to_dict(),
             "group": self.group,
             "end": self.end,
-            "turns": [
-                # Not `asdict`, which copies token lists item by item.
-                {
-                    **vars(turn),
-                    "observation": _recordable(turn.observation),
-                    "info": {key: _finite(value) for key, value in turn.info.items()},
-                    "logprobs": _finite_list(turn.logprobs),
-                }
-                for turn in self.turns
-            ],
+            "turns": [_turn_entry(turn) for turn in self.turns],
             "final_observation": _recordable(self.final_observation),
             "failure": None if self.failure is None else asdict(self.failure),
             "drift": [asdict(d) for d in self.drift],
@@ -361,10 +371,7 @@ class Trajectory:
                 task=Task.from_dict(data["task"]),
                 group=data["group"],
                 end=data["end"],
-                turns=[
-                    Turn(**{**turn, "logprobs": _with_nan(turn["logprobs"])})
-                    for turn in data["turns"]
-                ],
+                turns=[_turn_of(entry) for entry in data["turns"]],
                 final_observation=data["final_observation"],
                 failure=None if data["failure"] is None else Failure.from_dict(data["failure"]),
                 drift=[Drift(**d) for d in data["drift"]],
@@ -398,6 +405,24 @@ def of_match(trajectory: Trajectory) -> dict[str, str | None]:
     if trajectory.agent is None:
         return {}
     return {"agent": trajectory.agent, "match": trajectory.match}
+
+
+def _turn_entry(turn: Turn) -> dict[str, Any]:
+    # Not `asdict`, which copies token lists item by item.
+    entry: dict[str, Any] = {
+        **vars(turn),
+        "observation": _recordable(turn.observation),
+        "info": {key: _finite(value) for key, value in turn.info.items()},
+        "logprobs": _finite_list(turn.logprobs),
+    }
+    if images := entry.pop("images"):
+        entry["images"] = [{"digest": each.digest, "tokens": each.tokens} for each in images]
+    return entry
+
+
+def _turn_of(entry: Mapping[str, Any]) -> Turn:
+    images = tuple(Image(**each) for each in entry.get("images", ()))
+    return Turn(**{**entry, "logprobs": _with_nan(entry["logprobs"]), "images": images})
 
 
 def _recordable(observation: Observation | None) -> Any:

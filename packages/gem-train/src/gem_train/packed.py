@@ -7,8 +7,9 @@
 
 The bytes begin with a magic number, the version of the format, checksums and lengths (`_HEAD`). The
 numbers follow as JSON, then the body: ids as int32 in the order of the episode, log-probabilities
-as float32 (as float64 if float32 would change one), and all text as JSON compressed by zlib. No
-mask is stored: the lengths of the turns say which tokens were sampled.
+as float32 (as float64 if float32 would change one), all text as JSON compressed by zlib, and the
+images that were in prompts, each once (version 2; without images the version is 1). No mask is
+stored: the lengths of the turns say which tokens were sampled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import struct
 import zlib
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import Any, TypeAlias
@@ -35,6 +36,7 @@ from gem.trajectory import (
     Drift,
     EpisodeEnd,
     Failure,
+    Image,
     Trajectory,
     Turn,
     TurnsInRow,
@@ -58,7 +60,7 @@ _LARGE = (
 )
 _HEAD = struct.Struct("<4sHIIII")
 """Magic number, version, checksums of numbers and body, lengths of numbers and body."""
-_MAGIC, _VERSION = b"GEMT", 1
+_MAGIC, _VERSION = b"GEMT", 2
 _NUMBERS = (
     "group",
     "end",
@@ -91,6 +93,8 @@ class PackedRow(TurnsInRow):
     """The turns of this row, in order."""
     sampled: NDArray[np.floating[Any]] | None
     """Sampling log-probabilities, `[sampled tokens]`; None if any turn has none."""
+    images: list[Image] = field(default_factory=list)
+    """Images whose tokens are in this row, in order."""
 
     @property
     def mask(self) -> NDArray[np.bool_]:
@@ -133,7 +137,8 @@ class PackedTrajectory:
     policy_version: tuple[int, int] | None
     layout: dict[str, Any]
     """Of each turn: whether it is `fresh`, the number of its `context` and `response` tokens,
-    whether it has `logprobs`; and `wide`, whether log-probabilities are float64."""
+    whether it has `logprobs`; and `wide`, whether log-probabilities are float64. With images also
+    `files`: of each different one its hash, tokens and bytes; and `shown`: of each turn which."""
     data: bytes = field(repr=False)
     """All bytes, or those of the numbers only (`head`)."""
     agent: str | None = None
@@ -141,7 +146,7 @@ class PackedTrajectory:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> PackedTrajectory:
-        """Pack an episode; image bytes are replaced by their hash.
+        """Pack an episode; it holds each image that was in a prompt once.
 
         Raises:
             ConfigurationError: A token id is no int32, or JSON cannot represent a parameter or an
@@ -234,6 +239,7 @@ class PackedTrajectory:
             return rows
         ids, logprobs, _ = self._arrays()
         edges, known = self._edges()
+        images = self._images()
         begins = [turn for turn, fresh in enumerate(self.layout["fresh"]) if fresh or not turn]
         for begin, end in pairwise([*begins, len(self.rewards)]):
             first, zero, last = edges[2 * begin], edges[2 * begin + 1], edges[2 * end]
@@ -241,7 +247,9 @@ class PackedTrajectory:
             spans = [TurnSpan(i, edges[2 * i + 1] - zero, edges[2 * i + 2] - zero) for i in turns]
             complete = all(self.layout["logprobs"][begin:end])
             sampled = logprobs[known[begin] : known[end]] if complete else None
-            rows.append(PackedRow(ids[first:last], ids[first:zero], ids[zero:last], spans, sampled))
+            shown = list(chain.from_iterable(images[begin:end]))
+            row = ids[first:last], ids[first:zero], ids[zero:last]
+            rows.append(PackedRow(*row, spans, sampled, shown))
         return rows
 
     def unpack(self) -> Trajectory:
@@ -257,6 +265,7 @@ class PackedTrajectory:
             )
         said = json.loads(zlib.decompress(text))
         edges, known = self._edges()
+        images = self._images()
         turns = [
             Turn(
                 context_ids=ids[edges[2 * i] : edges[2 * i + 1]].tolist(),
@@ -266,6 +275,7 @@ class PackedTrajectory:
                 if self.layout["logprobs"][i]
                 else None,
                 reward=self.rewards[i],
+                images=images[i],
                 **turn,
             )
             for i, turn in enumerate(said["turns"])
@@ -300,7 +310,22 @@ class PackedTrajectory:
         ids = np.frombuffer(self.data, "<i4", edges[-1], start)
         kind = "<f8" if self.layout["wide"] else "<f4"
         logprobs = np.frombuffer(self.data, kind, known[-1], start + ids.nbytes)
-        return ids, logprobs, memoryview(self.data)[start + ids.nbytes + logprobs.nbytes :]
+        text = start + ids.nbytes + logprobs.nbytes
+        end = len(self.data) - sum(size for *_, size in self.layout.get("files", ()))
+        return ids, logprobs, memoryview(self.data)[text:end]
+
+    def _images(self) -> list[tuple[Image, ...]]:
+        """Return the images of each turn, `[turns]`; equal ones share their bytes."""
+        if "files" not in self.layout:
+            return [()] * len(self.rewards)
+        files = self.layout["files"]
+        ends = list(accumulate((size for *_, size in files), initial=0))
+        begin = len(self.data) - ends[-1]
+        images = [
+            Image(digest, tokens, self.data[begin + start : begin + end])
+            for (digest, tokens, _), (start, end) in zip(files, pairwise(ends), strict=True)
+        ]
+        return [tuple(images[place] for place in places) for places in self.layout["shown"]]
 
 
 Played: TypeAlias = Trajectory | PackedTrajectory
@@ -377,6 +402,7 @@ def _encoded(trajectory: Trajectory) -> bytes:
         else canonical(trajectory.final_observation),
         "drift": [asdict(drift) for drift in trajectory.drift],
     }
+    files = {image.digest: image for turn in turns for image in turn.images}
     numbers = {
         **{name: getattr(trajectory, name) for name in _NUMBERS},
         **of_match(trajectory),
@@ -388,6 +414,7 @@ def _encoded(trajectory: Trajectory) -> bytes:
             "response": [len(turn.response_ids) for turn in turns],
             "logprobs": [turn.logprobs is not None for turn in turns],
             "wide": not exact,
+            **_layout(files, turns),
         },
     }
     head = json.dumps(numbers, separators=(",", ":")).encode()
@@ -397,7 +424,20 @@ def _encoded(trajectory: Trajectory) -> bytes:
             (narrow if exact else wide.astype("<f8")).tobytes(),
             # Level 1: text shrinks to less than half, in the least time.
             zlib.compress(json.dumps(said, separators=(",", ":")).encode(), 1),
+            *(image.data for image in files.values()),
         )
     )
     checksums = zlib.crc32(head), zlib.crc32(body)
-    return _HEAD.pack(_MAGIC, _VERSION, *checksums, len(head), len(body)) + head + body
+    version = _VERSION if files else 1
+    return _HEAD.pack(_MAGIC, version, *checksums, len(head), len(body)) + head + body
+
+
+def _layout(files: Mapping[str, Image], turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return where the images of an episode are; nothing if it has none."""
+    if not files:
+        return {}
+    places = {digest: place for place, digest in enumerate(files)}
+    return {
+        "files": [[image.digest, image.tokens, len(image.data)] for image in files.values()],
+        "shown": [[places[image.digest] for image in turn.images] for turn in turns],
+    }

@@ -32,16 +32,21 @@ def environments(spec: RunSpec) -> list[Task]:
     return [*samples(spec.task_set), *evals]
 
 
-def check(tasks: Iterable[Task]) -> None:
+def check(tasks: Iterable[Task], *, images: bool = False) -> None:
     """Make and reset the environment of every task once.
 
+    Args:
+        tasks: One for each environment.
+        images: Whether the trainer shows images (`gem.rollout.vision`) and trains on them.
+
     Raises:
-        ConfigurationError: An environment shows images, which no `gem.rollout.ChatFormat` renders.
+        ConfigurationError: An environment shows images, and the trainer does not.
         GemError: Something that an environment, its tools or their servers need is missing.
     """
     for task in tasks:
         observation = called(_first, task)
-        if not isinstance(observation, str) and any(p.get("type") == "image" for p in observation):
+        parts = () if images or isinstance(observation, str) else observation
+        if any(part.get("type") == "image" for part in parts):
             raise ConfigurationError(
                 f"{task.env_id} shows images, and policies are shown text only: it can be played "
                 f"and graded, but not trained or evaluated in a run"

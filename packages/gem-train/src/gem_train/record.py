@@ -181,7 +181,7 @@ class TaskEntry(TypedDict):
 
 
 class TurnEntry(TypedDict):
-    """See `gem.trajectory.Turn`."""
+    """See `gem.trajectory.Turn`. With images also `images`: the `digest` and `tokens` of each."""
 
     observation: str | list[dict[str, Any]]
     context_ids: list[int]

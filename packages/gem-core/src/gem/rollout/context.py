@@ -138,9 +138,12 @@ def make_context(name: str, chat: ChatFormat) -> Context:
     """Make the context called `name` for one episode.
 
     Raises:
-        ConfigurationError: Unknown name, or `window:k` without a positive integer.
+        ConfigurationError: Unknown name, `window:k` without a positive integer, or the context
+            cannot show the images that the chat format can.
     """
     window = check_context(name)
+    if chat.shows_images and name != "chat":
+        raise ConfigurationError(f"context {name!r} cannot show images; choose 'chat'")
     if name == "chat":
         return DroppingContext(chat) if chat.drops_thinking else ChatContext(chat)
     return ConcatContext(chat, actions=name != "concat", window=window)

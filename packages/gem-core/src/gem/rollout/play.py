@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ from gem.rollout.context import make_context
 from gem.rollout.tokens import ChatFormat
 from gem.specs import imported
 from gem.tasks import Task
-from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
+from gem.trajectory import EpisodeEnd, Failure, Image, StopReason, Trajectory, Turn
 
 # In float32 a log-probability of 0 may come out this much larger, and no more.
 _ROUNDING = 1e-3
@@ -76,6 +76,9 @@ class Request:
     """The prompt starts anew: it does not extend the previous prompt and response."""
     max_tokens: int
     """Most tokens to sample."""
+    images: tuple[Image, ...] = ()
+    """Images of the whole prompt, in order. An engine that expands placeholders itself is sent
+    them and `VisionChatFormat.collapse(prompt_ids, images)`."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,9 @@ class Sample:
     version: int | tuple[int, int] | None = None
     """Version of the weights that sampled, or the oldest and newest of several, if the engine
     reports it."""
+    prompt_tokens: int | None = None
+    """Tokens of the prompt as the engine counted them, images included. It must be there if the
+    request has images: a dropped image, or one that was expanded twice, changes it."""
 
 
 Sampler: TypeAlias = Callable[[Request], Awaitable[Sample]]
@@ -133,10 +139,10 @@ class Episode:
         """
         self.trajectory = Trajectory(self.trajectory.task, group=self.trajectory.group)
         self._context = make_context(self._context_name, self._chat)
-        self._observation = observation
         self._row_length = 0
         with boundary("template"):
-            ids, fresh = self._context.start(observation)
+            self._observation, self._images = self._chat.accept(observation)
+            ids, fresh = self._context.start(self._observation)
         if len(ids) > self._budget.prompt_tokens or self._budget.room(0, len(ids)) < 1:
             problem = f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
             if len(ids) > self._budget.prompt_tokens:
@@ -155,7 +161,7 @@ class Episode:
 
         Raises:
             RolloutError: There is no request, or the sample does not satisfy it: it has too many
-                tokens, or log-probabilities that are none.
+                tokens, log-probabilities that are none, or a prompt with images was read otherwise.
         """
         if self.request is None:
             raise RolloutError("Episode.receive: no request is open")
@@ -166,6 +172,10 @@ class Episode:
             if sample.logprobs is not None and len(sample.logprobs) != n:
                 raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
             check_logprobs(sample.logprobs or ())
+            if self.request.images:
+                _check_prompt(self.request, sample)
+        if (end := self._chat.usable(sample.token_ids)) < n:
+            sample = _cut(sample, end)
         self._sample, self._asked, self.request = sample, self.request, None
         with boundary("template"):
             self._reply = self._chat.read(sample.token_ids)
@@ -195,13 +205,15 @@ class Episode:
                 truncated=truncated,
                 stop_reason=sample.stop_reason,
                 info=scalars(info),
+                images=self._images,
             )
         )
         if sample.version is not None:
             sampled = sample.version if isinstance(sample.version, tuple) else (sample.version,)
             versions = (*(trajectory.policy_version or ()), *sampled)
             trajectory.policy_version = min(versions), max(versions)
-        self._observation = observation
+        with boundary("template"):
+            self._observation, self._images = self._chat.accept(observation)
         self._row_length += len(sample.token_ids)
         if terminated or truncated:
             self._finish("terminated" if terminated else "truncated")
@@ -209,7 +221,7 @@ class Episode:
             self._finish("turn_budget")
         else:
             with boundary("template"):
-                ids, fresh = self._context.extend(self._reply, observation)
+                ids, fresh = self._context.extend(self._reply, self._observation)
             row = 0 if fresh else self._row_length + len(ids)
             before = 0 if fresh else len(self._asked.prompt_ids) + len(sample.token_ids)
             room = self._budget.room(row, before + len(ids))
@@ -245,6 +257,7 @@ class Episode:
             new_ids=ids,
             fresh=fresh,
             max_tokens=self._budget.room(self._row_length, len(prompt_ids)),
+            images=self._images if fresh else (*self._asked.images, *self._images),
         )
 
     def _finish(self, end: EpisodeEnd, responded: bool = False) -> None:
@@ -252,6 +265,24 @@ class Episode:
         self.trajectory.final_observation = self._observation
         with boundary("template"):
             self.trajectory.drift = self._context.finish(None if responded else self._reply)
+
+
+def _check_prompt(request: Request, sample: Sample) -> None:
+    """Make sure that the engine read the images of a prompt, each once."""
+    expected = len(request.prompt_ids)
+    if sample.prompt_tokens != expected:
+        raise RolloutError(
+            f"the engine read {sample.prompt_tokens} prompt tokens, but the prompt has {expected} "
+            f"with its {len(request.images)} images: an image was dropped or expanded twice; send "
+            "`VisionChatFormat.collapse`d ids with all images, and return the engine's count as "
+            "`Sample.prompt_tokens`"
+        )
+
+
+def _cut(sample: Sample, end: int) -> Sample:
+    logprobs = None if sample.logprobs is None else sample.logprobs[:end]
+    ids = sample.token_ids[:end]
+    return replace(sample, token_ids=ids, logprobs=logprobs, stop_reason="length")
 
 
 def check_logprobs(logprobs: Sequence[float]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from gem.rollout.context import check_context
 from gem.rollout.thinking import MODES
 from gem.rollout.tokens import ChatFormat, Tokenizer
+from gem.specs import imported
 from gem.tables import setting
 
 
@@ -34,17 +35,20 @@ class Prompting:
     )
 
     def chat_format(self, tokenizer: Tokenizer) -> ChatFormat:
-        """Return the chat format of a tokenizer.
+        """Return the chat format of a tokenizer, or of a processor, which can show images.
 
         Raises:
             ConfigurationError: Its template cannot be used, or has no thinking to drop.
         """
-        return ChatFormat(
+        sees = hasattr(tokenizer, "image_processor")
+        made = imported("gem.rollout.vision:VisionChatFormat") if sees else ChatFormat
+        chat: ChatFormat = made(
             tokenizer,
             system_prompt=self.system_prompt,
             template_kwargs=self.template_kwargs,
             thinking=self.thinking,
         )
+        return chat
 
     def shared_chat_format(self, tokenizer: Any) -> ChatFormat:
         """Return `chat_format`, the same object for the same tokenizer and settings.

@@ -15,6 +15,7 @@ from gem.core import Observation
 from gem.errors import ConfigurationError
 from gem.json_lines import read_json
 from gem.rollout.thinking import MODES, Reply, Thinking, find_markers
+from gem.trajectory import Image
 
 # Placeholders for message contents, rendered to cut out the template's text around them. Plain
 # letters: no template trims, escapes or interprets them.
@@ -66,6 +67,9 @@ class ChatFormat:
     policy, for instance) is encoded as ordinary text.
     """
 
+    shows_images = False
+    """Whether observations may have images (`gem.rollout.vision`)."""
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -94,7 +98,9 @@ class ChatFormat:
             raise ConfigurationError(
                 f"thinking must be one of {', '.join(MODES)}, got {thinking!r}"
             )
-        if not getattr(tokenizer, "chat_template", None):
+        given = dict(template_kwargs or {})
+        template = given.get("chat_template") or getattr(tokenizer, "chat_template", None)
+        if not template:
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
             raise ConfigurationError(
                 f"the tokenizer of {name!r} has no chat template; choose a model that has one or "
@@ -105,7 +111,7 @@ class ChatFormat:
         self._pieces = lru_cache(2 * _REMEMBERED)(self._piece)
         self._spelled = lru_cache(_REMEMBERED)(partial(self._decode, skip_special_tokens=False))
         self._system = [] if system_prompt is None else [_message("system", system_prompt)]
-        self._template_kwargs = dict(template_kwargs or {})
+        self._template_kwargs = given
         special = {int(i) for i in tokenizer.all_special_ids}
         special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = frozenset(special)
@@ -120,7 +126,6 @@ class ChatFormat:
         self.drops_thinking = thinking == "drop"
         """Whether earlier thinking is taken out of later prompts."""
         self._thought = ""
-        template = self._template_kwargs.get("chat_template") or tokenizer.chat_template
         markers = find_markers(str(template))
         if markers is None and self.drops_thinking:
             raise ConfigurationError(
@@ -163,22 +168,34 @@ class ChatFormat:
         )
         return str(text)
 
+    def accept(self, observation: Observation) -> tuple[Observation, tuple[Image, ...]]:
+        """Return an observation as an episode keeps it, and the images that it shows."""
+        return observation, ()
+
+    def usable(self, response_ids: Sequence[int]) -> int:
+        """Return how many tokens of a response, from its beginning, can be in a prompt."""
+        return len(response_ids)
+
+    def _content(self, observation: Observation) -> Any:
+        """Return an observation as a key of caches, which a message may have as its content."""
+        return text_of(observation)
+
     def prompt(self, observation: Observation) -> list[int]:
         """Return the ids of the first prompt: system message, observation, generation prompt."""
-        return self._pieces(text_of(observation)).tolist()
+        return self._pieces(self._content(observation)).tolist()
 
     def _piece(
-        self, text: str, left: tuple[str, str] | None = None, right: str | None = None
+        self, text: Any, left: tuple[str, str] | None = None, right: str | None = None
     ) -> array[int]:
         return self._around(text, partial(self._render_around, left=left, right=right))
 
     def _render_around(
-        self, text: str, left: tuple[str, str] | None = None, right: str | None = None
+        self, text: Any, left: tuple[str, str] | None = None, right: str | None = None
     ) -> str:
         """Render an observation as a user message, with the template's text on both sides.
 
         Args:
-            text: Of the observation.
+            text: Of the observation; its content if that has images.
             left: Beginning and end of the response before, whose text is left out; None: there is
                 none, the conversation begins.
             right: Beginning of the response after, whose text is left out; None: it is to be
@@ -201,7 +218,7 @@ class ChatFormat:
         before, after = _cut(self._render_around(_OBSERVATION), _OBSERVATION)
         return self._encode(before), self._encode(after)
 
-    def _around(self, text: str, render: Callable[[str], str]) -> array[int]:
+    def _around(self, text: Any, render: Callable[[Any], str]) -> array[int]:
         """Return the ids of a rendering with an environment's text in it."""
         if not self._spells_special(text):
             return self._tokenize(render(text))
@@ -220,7 +237,7 @@ class ChatFormat:
             observation: Next observation.
             closed: The response already ends with the token that closes a message.
         """
-        ids = self._pieces(text_of(observation), ("", "")).tolist()
+        ids = self._pieces(self._content(observation), ("", "")).tolist()
         return ids[1:] if closed else ids
 
     def between(
@@ -286,7 +303,7 @@ class ChatFormat:
         """
         messages = list(self._system)
         for observation, text in zip(observations, [*texts, None], strict=True):
-            messages.append(_message("user", text_of(observation)))
+            messages.append(_message("user", self._content(observation)))
             if text is not None:
                 messages.append(_message("assistant", text))
         return self._render(messages)
@@ -333,7 +350,7 @@ def text_of(observation: Observation) -> str:
     return "".join(part["text"] for part in observation)
 
 
-def _message(role: str, content: str) -> dict[str, str]:
+def _message(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
