@@ -1,0 +1,35 @@
+"""torchvision beside PyTorch for CPU: two operators that torchvision's Python code asks for.
+
+The package index has torchvision for CUDA only. Beside PyTorch for CPU its compiled part does not
+load, and its import ends with "operator torchvision::nms does not exist". The processors of Qwen-VL
+models import torchvision, but use only its Python code, for resizing. `startup/sitecustomize.py`
+calls `install` in every process, because vLLM inspects a model in a process of its own.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from gem_cpu import announce
+from gem_train.imports import after_import
+
+_SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def install() -> None:
+    """Register the operators' definitions, which are needed while torchvision is imported."""
+    after_import("torchvision.extension", _define)
+
+
+def _define(module: ModuleType) -> None:
+    if module._has_ops():
+        return
+    import torch
+
+    announce(
+        "torchvision runs without its compiled part",
+        "torchvision's operators (nms, roi_align, deformable convolution), and its decoders of "
+        "images and videos",
+    )
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", _SIGNATURE)
