@@ -3,7 +3,8 @@
 The package index has torchvision for CUDA only. Beside PyTorch for CPU its compiled part does not
 load, and its import ends with "operator torchvision::nms does not exist". The processors of Qwen-VL
 models import torchvision, but use only its Python code, for resizing. `startup/sitecustomize.py`
-calls `install` in every process, because vLLM inspects a model in a process of its own.
+and the plugins of verl and vLLM call `install`, in every process: vLLM, for example, inspects a
+model in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ def install() -> None:
 
 
 def _define(module: ModuleType) -> None:
-    if module._has_ops():
-        return
     import torch
 
+    if module._has_ops() or hasattr(torch.ops.torchvision, "nms"):
+        return
     announce(
         "torchvision runs without its compiled part",
         "torchvision's operators (nms, roi_align, deformable convolution), and its decoders of "
