@@ -79,6 +79,19 @@ def test_every_id_has_a_text(sight: Sight) -> None:
     assert not [word for word in words if word is None or "reserved" in word]
 
 
+def test_its_special_tokens_are_those_of_qwen2_5_vl(folder: Path, sight: Sight) -> None:
+    words = (
+        "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start "
+        "quad_end vision_start vision_end vision_pad image_pad video_pad"
+    )
+    special = [f"<|{word}|>" for word in words.split()]
+    decoder = sight.tokenizer.added_tokens_decoder
+    assert [str(token) for token in decoder.values() if token.special] == special
+    assert set(sight.tokenizer.all_special_tokens) == set(special)
+    # transformers 4 cannot read a list of this name.
+    assert "extra_special_tokens" not in json.loads((folder / "tokenizer_config.json").read_text())
+
+
 def test_its_chat_template_has_the_layout_of_qwen2_5_vl(sight: Sight) -> None:
     reply = {"role": "assistant", "content": "\\boxed{left}"}
     text = sight.tokenizer.apply_chat_template(

@@ -123,6 +123,10 @@ def ensure(recipe: Recipe | None = None, *, cache: str | Path | None = None) -> 
     def write(folder: Path) -> None:
         model = new_model(recipe)
         save(model, new_tokenizer(recipe), folder)
+        # Version 4 of transformers does not read the list by its newer name.
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+        _write(folder / "tokenizer_config.json", settings)
         _write(folder / "preprocessor_config.json", image_settings(recipe))
         about = {"recipe": asdict(recipe), "versions": versions}
         _write(folder / "gem_model.json", about | {"parameters": model.num_parameters()})
@@ -134,7 +138,8 @@ def new_tokenizer(recipe: Recipe) -> Any:
     """Train the tokenizer; its last ids are the special tokens that ChatML does not have."""
     words = recipe.vocabulary - len(_SPECIAL)
     tokenizer = train_tokenizer(_TEXTS, words, recipe.max_positions)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(_SPECIAL)})
+    # Qwen2.5-VL names the beginning of a message, too, which ChatML's tokenizer has already.
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *_SPECIAL]})
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
