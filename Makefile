@@ -273,8 +273,8 @@ pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns tw
 	PYTHONPATH=$(SMOLLM2_PACKAGES) OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/pretrained.toml \
 	  --cpu --jobs 2 --out $(RUNS)/pretrained
 	$(DEV) tools/pretrained.py $(RUNS)/pretrained
-# The index has torchvision for CUDA only. Beside PyTorch for CPU, transformers import it with GEM_CPU=1
-# alone, so that no environment has it.
+# PyPI has torchvision for CUDA only. Beside PyTorch for CPU, transformers imports it only with GEM_CPU=1:
+# no environment has it.
 TORCHVISION := $(abspath $(RUNS))/torchvision
 $(TORCHVISION):
 	$(PYTHON) -m pip install -q --no-deps --target $@.part torchvision==0.28.0

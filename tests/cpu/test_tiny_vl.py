@@ -131,6 +131,17 @@ def test_nine_boards_are_stated() -> None:
     assert len(measured()) == 9
 
 
+TASKS = ("Angle", "Bars", "Clock", "Compare", "Count", "Grid", "Path", "Rotation")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_picture_of_a_visual_task_is_rescaled(task: str, sight: Sight) -> None:
+    observation, _ = gem.make(f"image:{task}-v0-hard").reset(seed=0)
+    [part] = [part for part in observation if part["type"] == "image"]
+    image = Image.open(io.BytesIO(part["image"]))
+    assert sight.tokens(image) == image.width * image.height // 28**2 > 0
+
+
 @pytest.mark.parametrize("layout", ["turn by turn", "padded"])
 def test_a_conversation_has_the_same_logprobs_in_every_layout(layout: str, sight: Sight) -> None:
     import torch

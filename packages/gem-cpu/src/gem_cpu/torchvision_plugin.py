@@ -1,10 +1,10 @@
 """torchvision beside PyTorch for CPU: two operators that torchvision's Python code asks for.
 
-The package index has torchvision for CUDA only. Beside PyTorch for CPU its compiled part does not
-load, and its import ends with "operator torchvision::nms does not exist". The processors of Qwen-VL
-models import torchvision, but use only its Python code, for resizing. `startup/sitecustomize.py`
-and the plugins of verl and vLLM call `install`, in every process: vLLM, for example, inspects a
-model in a process of its own.
+PyPI has torchvision for CUDA only. Beside PyTorch for CPU its compiled part does not load, and its
+import ends with "operator torchvision::nms does not exist". The processors of Qwen-VL models import
+torchvision, but use only its Python code, for resizing. `startup/sitecustomize.py` and the plugins
+of verl and vLLM call `install`, in every process: vLLM, for example, inspects a model in a process
+of its own.
 """
 
 from __future__ import annotations
