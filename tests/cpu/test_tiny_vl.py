@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -222,6 +223,49 @@ def test_without_token_types_the_positions_are_those_of_a_text(sight: Sight) -> 
     with torch.no_grad():
         found, silent = sight.model(**inputs).logits, sight.model(**untyped).logits
     assert (found - silent).abs().max() > 0.1
+
+
+COLOURS = {"red": (200, 20, 20), "green": (20, 180, 20), "blue": (20, 20, 200)}
+
+
+def square(colour: str, place: int, blind: bool) -> Image.Image:
+    """A white picture with a square of a colour somewhere; a blind one is white."""
+    image = Image.new("RGB", (84, 84), "white")
+    if not blind:
+        image.paste(COLOURS[colour], (place, 56 - place, place + 28, 84 - place))
+    return image
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("blind", [False, True], ids=["picture", "control"])
+def test_it_can_learn_a_colour_which_only_the_picture_tells(blind: bool, folder: Path) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    rng, sight = Random(0), Sight.of(folder)
+    prompt = sight.prompt([shown("What colour is the square?")])
+    words = [sight.tokenizer.encode(each)[0] for each in COLOURS]
+
+    def logits(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits of the first token of replies `[n, vocabulary]`, and the right ones."""
+        drawn = [rng.randrange(len(COLOURS)) for _ in range(n)]
+        images = [square(list(COLOURS)[i], rng.randrange(57), blind) for i in drawn]
+        row = sight.inputs(sight.expanded(prompt, images[:1]), images)
+        same = ("input_ids", "attention_mask", "mm_token_type_ids")
+        batch = row | {name: row[name].expand(n, -1) for name in same}
+        return sight.model(**batch).logits[:, -1], torch.tensor([words[i] for i in drawn])
+
+    optimizer = torch.optim.AdamW(sight.model.parameters(), lr=4e-3)
+    for step in range(120):
+        optimizer.param_groups[0]["lr"] = 4e-3 * (1 - step / 120)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(*logits(16)).backward()
+        torch.nn.utils.clip_grad_norm_(sight.model.parameters(), 1.0)
+        optimizer.step()
+    with torch.no_grad():
+        guesses, right = logits(96)
+    share = (guesses.argmax(-1) == right).float().mean().item()
+    assert share < 0.6 if blind else share > 0.95
 
 
 AUTO = """
