@@ -227,7 +227,7 @@ learn: env-dev ## Cheap learning curves end where the recorded ones did, and a c
 NIGHTLY := nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-bridges nightly-perturbed test-trl-versions \
   test-trackers \
   conformance-breaks real-model \
-  e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-skyrl e2e-trl
+  e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-vision e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-skyrl e2e-trl
 .PHONY: $(filter nightly-%,$(NIGHTLY))
 # As in .ci/run: a test that failed runs once more, and the list at the end of a stage names it (RERUN).
 nightly: export PYTEST_FLAGS := --reruns 1 -raR
@@ -273,6 +273,19 @@ pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns tw
 	PYTHONPATH=$(SMOLLM2_PACKAGES) OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/pretrained.toml \
 	  --cpu --jobs 2 --out $(RUNS)/pretrained
 	$(DEV) tools/pretrained.py $(RUNS)/pretrained
+# PyPI has torchvision for CUDA only. Beside PyTorch for CPU, transformers imports it only with GEM_CPU=1:
+# no environment has it.
+TORCHVISION := $(abspath $(RUNS))/torchvision
+$(TORCHVISION):
+	$(PYTHON) -m pip install -q --no-deps --target $@.part torchvision==0.28.0
+	mv $@.part $@
+SEEING := GEM_CPU=1 PYTHONPATH=$(CURDIR)/packages/gem-cpu/src/gem_cpu/startup:$(TORCHVISION)
+.PHONY: test-vision e2e-vision
+test-vision: env-dev $(TORCHVISION) ## The tiny model that sees, with transformers' own processor
+	$(SEEING) $(DEV) $(PYTEST) tests/cpu/test_tiny_vl.py
+e2e-vision: test-vision env-verl ## Real vLLM serves it: pictures in two turns, token ids in and out
+	$(SEEING) $(VERL) $(PYTEST) tests/verl/test_cpu_shims.py -k torchvision
+	$(SEEING) $(DEV) $(PYTEST) -rP tests/e2e/test_tiny_vl.py
 conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) $(PYTEST) tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -36,6 +37,14 @@ from vllm.plugins import load_general_plugins
 load_general_plugins()
 from vllm.model_executor.layers import utils
 print(utils.dispatch_cpu_unquantized_gemm.__module__)
+"""
+
+BY_VERL = "import verl; from transformers import AutoProcessor; print(AutoProcessor.__name__)"
+BY_VLLM = """
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from transformers import AutoProcessor
+print(AutoProcessor.__name__)
 """
 
 
@@ -100,3 +109,11 @@ def test_weights_stay_loadable() -> None:
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[2.0, 3.0]]))
     assert layer.cpu_linear(torch.ones(1, 2), layer.weight, None).item() == 5.0
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="needs torchvision: make e2e-vision")
+@pytest.mark.parametrize("code", [BY_VERL, BY_VLLM], ids=["verl", "vllm"])
+def test_processors_that_need_torchvision_load(code: str) -> None:
+    """torchvision for CUDA does not load by itself beside PyTorch for CPU."""
+    done = python(code, GEM_CPU="1", VERL_PLATFORM="cpu", VLLM_TARGET_DEVICE="cpu")
+    assert done.stdout.split()[-1:] == ["AutoProcessor"], done.stderr

@@ -19,6 +19,7 @@ from gem_train.experiment.runspec import RunSpec
 SMALL_MODELS = {
     "tiny": "gem_cpu.tiny_model",
     "tiny-tools": "gem_cpu.tiny_tools",
+    "tiny-vl": "gem_cpu.tiny_vl",
     "smollm2": "gem_cpu.smollm2",
 }
 
@@ -36,8 +37,8 @@ def resolve_model(model: str, name: str = "policy.model") -> str:
     """Return a folder or hub name for `policy.model`.
 
     Args:
-        model: `tiny`, `tiny-tools` (part of gem-cpu) or `smollm2` (made by gem-cpu, then cached),
-            the path of a folder, or a name on the model hub, which is returned unchanged.
+        model: `tiny`, `tiny-tools` (part of gem-cpu), `tiny-vl` or `smollm2` (made by gem-cpu, then
+            cached), the path of a folder, or a name on the model hub, which is returned unchanged.
         name: Of the setting, for messages.
 
     Raises:

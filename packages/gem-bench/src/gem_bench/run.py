@@ -82,7 +82,7 @@ def run(
     started in the folder from the first check on.
 
     Args:
-        spec: The experiment; `policy.model` may be `tiny`, `tiny-tools` or `smollm2`.
+        spec: The experiment; `policy.model` may be a name that `gem_bench.models` knows.
         trainer: Name of an adapter.
         run_dir: Folder for record, log and the launcher's files.
         hardware: What the run is given; by default one GPU of 80 GB.

@@ -12,6 +12,8 @@ replaces one function:
   that is not pinned.
 - `BucketedWeightSender` and `BucketedWeightReceiver`: socket names that differ per Ray cluster, so
   that several runs can share a machine.
+
+Where torchvision is installed, `torchvision_plugin` helps its import.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ def install() -> None:
         "CUDA, NCCL, CUDA IPC weight transfer, sleep and wake-up of the engine, flash attention, "
         "remove_padding, CUDA graphs, torch.compile, tensor and sequence parallelism",
     )
-    from gem_cpu import verl_platform
+    from gem_cpu import torchvision_plugin, verl_platform
 
+    torchvision_plugin.install()
     verl_platform.alias_vllm_version()
     verl_platform.repair_process_group_backend()
     verl_platform.load_critic_without_flash_attention()

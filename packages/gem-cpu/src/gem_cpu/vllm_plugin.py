@@ -2,14 +2,15 @@
 
 vLLM's CPU backend repacks the weights of linear layers into opaque handles and drops the
 parameters, so weights that a trainer sends later cannot be loaded. With `GEM_CPU=1` linear layers
-keep their parameters and use PyTorch's own `linear`.
+keep their parameters and use PyTorch's own `linear`. Also helps the import of torchvision, which
+vision-language models need (`torchvision_plugin`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gem_cpu import active, announce, check_replaced
+from gem_cpu import active, announce, check_replaced, torchvision_plugin
 
 
 def register() -> None:
@@ -20,6 +21,7 @@ def register() -> None:
     """
     if not active():
         return
+    torchvision_plugin.install()
     import vllm
     from vllm.model_executor.layers import utils
 

@@ -17,6 +17,7 @@ if os.environ.get("GEM_CPU") == "1":
         rl2_plugin,
         roll_plugin,
         skyrl_plugin,
+        torchvision_plugin,
         trl_plugin,
     )
 
@@ -25,6 +26,7 @@ if os.environ.get("GEM_CPU") == "1":
     rl2_plugin.install()
     roll_plugin.install()
     skyrl_plugin.install()
+    torchvision_plugin.install()
     trl_plugin.install()
 
 _here = Path(__file__).parent
