@@ -21,8 +21,10 @@ from gem_box.box import SYSTEM, Ran
 from gem_box.choosing import PRISTINE, SHARED, chosen
 from gem_box.folders import Folder, found, read
 from gem_box.grading import LOGS, Graded, grade, solution
-from gem_box.images import built
+from gem_box.images import built, problems
+from gem_box.limits import DISK_MB, MEMORY_MB, PROCESSES, limits
 from gem_box.overlay import OverlayBox
+from gem_box.problems import told
 from gem_box.shell import LONGEST_COMMAND
 from gem_sandbox import Limits
 
@@ -72,9 +74,10 @@ class HarborEnv(Env):
         command_s: float = 30.0,
         verifier: str = "pristine",
         reward_key: str | None = None,
-        memory_mb: int = 2048,
-        disk_mb: int = 1024,
-        processes: int = 512,
+        memory_mb: int = MEMORY_MB,
+        disk_mb: int = DISK_MB,
+        processes: int = PROCESSES,
+        cpus: int | None = None,
         seed: int | None = None,
     ) -> None:
         """Read the tasks; no box is started.
@@ -93,9 +96,10 @@ class HarborEnv(Env):
                 once for each task.
             reward_key: The number of reward.json that is the reward; None: `reward`, or the only
                 one.
-            memory_mb: Memory of all processes of a box.
-            disk_mb: What a box may write, in memory.
+            memory_mb: Memory of all processes of a box, and the most that a task may ask for.
+            disk_mb: What a box may write, in memory, and the most that a task may ask for.
             processes: Most processes and threads of a box.
+            cpus: Most CPUs that a task may ask for; None: those of this machine.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
@@ -103,7 +107,6 @@ class HarborEnv(Env):
                 box; the message names each reason.
         """
         super().__init__(seed=seed)
-        self.tasks = [_runnable(each) for each in found(Path(text("folder", folder)))]
         self.image = optional(text, "image", image)
         self.eval = flag("eval", eval)
         self.max_turns = integer("max_turns", max_turns, 1, _LARGEST)
@@ -111,8 +114,10 @@ class HarborEnv(Env):
         self.command_s = positive("command_s", command_s)
         self.verifier = choice("verifier", verifier, (PRISTINE, SHARED, "auto"))
         self.reward_key = optional(text, "reward_key", reward_key)
-        limits = {"memory_mb": memory_mb, "disk_mb": disk_mb, "processes": processes}
-        self.limits = Limits(cpu_s=self.command_s, **limits)
+        most = {"memory_mb": memory_mb, "disk_mb": disk_mb, "processes": processes}
+        self.limits = Limits(cpu_s=self.command_s, **most)
+        self.cpus = None if cpus is None else integer("cpus", cpus, 1, _LARGEST)
+        self.tasks = [self._runnable(each) for each in found(Path(text("folder", folder)))]
         self._box: OverlayBox | None = None
         self._forget()
 
@@ -155,7 +160,8 @@ class HarborEnv(Env):
             self._mode = self._chosen()
         environment = self.task.table("environment")
         image = built(self.task, self.image)
-        box = image.box(self.limits, self.task.env("environment"), environment.get("workdir"))
+        allowed, _ = limits(self.task, self.limits, self.cpus)
+        box = image.box(allowed, self.task.env("environment"), environment.get("workdir"))
         with boundary("sandbox"):
             box.start()
             self._box = box
@@ -169,7 +175,19 @@ class HarborEnv(Env):
         if solution(self.task) is None:
             return PRISTINE
         folder, image = str(self.task.path), self.image
-        return chosen(self.task, image, lambda mode: earned(folder, image, mode))
+        most = {name: getattr(self.limits, name) for name in ("memory_mb", "disk_mb", "processes")}
+        most["cpus"] = self.cpus
+        return chosen(self.task, image, lambda mode: earned(folder, image, mode, **most))
+
+    def _runnable(self, path: Path) -> Folder:
+        task = read(path)
+        reasons = [*problems(task, self.image), *limits(task, self.limits, self.cpus)[1]]
+        if reasons:
+            raise ConfigurationError(
+                f"task {task.name!r} cannot run in a box: {'; '.join(told(reasons))} "
+                "(gem harbor check says it of all tasks)"
+            )
+        return task
 
     def _walk(self) -> int:
         base, episode = self.episode_key
@@ -347,14 +365,16 @@ def call(command: str) -> str:
     return f"<tool_call>{json.dumps(value)}</tool_call>"
 
 
-def earned(folder: str, image: str | None, verifier: str, solves: bool = True) -> float:
+def earned(
+    folder: str, image: str | None, verifier: str, solves: bool = True, **limits: Any
+) -> float:
     """Return what the solution of a task earns, or a policy that does nothing.
 
     Raises:
         NotImplementedError: There is no solution.
         UnreachableError: The box is gone.
     """
-    with HarborEnv(folder, image=image, verifier=verifier, seed=0) as env:
+    with HarborEnv(folder, image=image, verifier=verifier, seed=0, **limits) as env:
         env.reset()
         ended, total = False, 0.0
         while not ended:
@@ -380,13 +400,3 @@ def _command(call: JsonCall | None) -> tuple[str | None, str | None]:
     if not isinstance(command, str) or len(call.arguments) != 1:
         return None, f'bash takes one argument, "command", a text. {_WRONG}'
     return command, None
-
-
-def _runnable(path: Path) -> Folder:
-    task = read(path)
-    if task.problems:
-        raise ConfigurationError(
-            f"task {task.name!r} cannot run in a box: {'; '.join(task.problems)} "
-            "(gem harbor check says it of all tasks)"
-        )
-    return task
