@@ -8,7 +8,8 @@ import pytest
 from boxes_attacks import played, solved, write_task
 
 import gem
-from gem.errors import ConfigurationError
+from gem.blame import cause_of
+from gem.errors import ConfigurationError, UnreachableError
 from gem_box.cli import main as harbor
 from gem_box.env import HarborEnv, call
 from gem_box.fetching import in_python, in_shell
@@ -235,3 +236,37 @@ def test_what_dockerignore_leaves_out_is_not_copied(tmp_path: Path) -> None:
     assert said[:-1] == ["./.dockerignore", "./a.txt", "./deep/kept.log", "./gone/back.txt"]
     write_task(tmp_path, "host", environment__Dockerfile="FROM host\nCOPY a.log /app/\n")
     assert "no such file" in str(read(folder).build_problems[0])
+
+
+@pytest.mark.parametrize(
+    "fetch",
+    [
+        "exec 3<>/dev/tcp/192.0.2.7/80 && echo 1 > /logs/verifier/reward.txt",
+        "(exec 3<>/dev/tcp/example.org/80) && R=1; echo ${R:-0} > /logs/verifier/reward.txt",
+    ],
+)
+def test_tests_that_cannot_reach_the_network_are_void_and_not_0(
+    tiny: str, tmp_path: Path, fetch: str
+) -> None:
+    for image in ("host", tiny):
+        folder = write_task(tmp_path, image, tests__test_sh=f"#!/bin/bash\n{fetch}\n")
+        assert read(folder).problems == ()
+        with gem.make(f"harbor:{folder}") as env:
+            with pytest.raises(UnreachableError, match="try to reach a network") as caught:
+                played(env)
+            assert cause_of(caught.value) == "grader"
+
+
+def test_a_policy_cannot_escape_a_reward_by_reaching_for_the_network(tmp_path: Path) -> None:
+    test = "#!/bin/bash\n[ -e /app/run ] && . /app/run\necho 0 > /logs/verifier/reward.txt\n"
+    folder = write_task(tmp_path, "host", tests__test_sh=test)
+    with gem.make(f"harbor:{folder}") as env:
+        reward, info = played(env, "echo 'exec 3<>/dev/tcp/192.0.2.7/80; exit' > /app/run")
+    assert (reward, info["graded"]) == (0.0, "the tests wrote no reward")
+
+
+def test_tests_may_use_the_boxs_own_network(tmp_path: Path) -> None:
+    test = "#!/bin/bash\n(exec 3<>/dev/tcp/localhost/9)\necho 0 > /logs/verifier/reward.txt\n"
+    folder = write_task(tmp_path, "host", tests__test_sh=test)
+    with gem.make(f"harbor:{folder}") as env:
+        assert played(env)[0] == 0.0

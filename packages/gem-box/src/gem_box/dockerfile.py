@@ -5,13 +5,13 @@ The rest is refused by name.
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gem.json_lines import parse
 from gem_box.box import PATH
 from gem_box.context import ignored, sources
 from gem_box.problems import Problem
@@ -43,7 +43,8 @@ class Step:
     """`workdir`, `arg`, `env`, `copy` or `run`."""
     words: tuple[str, ...]
     """The folder; name and value; sources and target; the program with its arguments."""
-    line: int
+    # What a step makes does not depend on it.
+    line: int = field(repr=False)
     """Where it begins."""
 
 
@@ -307,7 +308,7 @@ def _options(text: str) -> tuple[list[str], str]:
 def _list(text: str) -> list[str] | None:
     """Return a JSON list of texts; None if it is none, as `[ -d /app ]` is a command."""
     try:
-        found = json.loads(text) if text.startswith("[") else None
+        found = parse(text, "a list") if text.startswith("[") else None
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, list) and all(isinstance(w, str) for w in found) else None

@@ -7,13 +7,13 @@ import json
 import pickle
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, known_options
-from gem.errors import ConfigurationError, ResetNeededError
+from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
 from gem.parameters import choice, flag, integer, optional, positive, text
 from gem.sources import permuted
 from gem.tools.base import JsonCall, clip, json_call, printable
@@ -119,6 +119,7 @@ class HarborEnv(Env):
         self.cpus = None if cpus is None else integer("cpus", cpus, 1, _LARGEST)
         self.tasks = [self._runnable(each) for each in found(Path(text("folder", folder)))]
         self._box: OverlayBox | None = None
+        self._reach_out: dict[int, bool] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -158,16 +159,23 @@ class HarborEnv(Env):
         self._actions, self._over = [], True
         with boundary("sandbox"):
             self._mode = self._chosen()
+        self._box = self._new_box()
+        self._over = False
+
+    def _new_box(self) -> OverlayBox:
         environment = self.task.table("environment")
         image = built(self.task, self.image)
         allowed, _ = limits(self.task, self.limits, self.cpus)
         box = image.box(allowed, self.task.env("environment"), environment.get("workdir"))
         with boundary("sandbox"):
-            box.start()
-            self._box = box
-            for name in (*LOGS, box.workdir):
-                box.put(None, name)
-        self._over = False
+            try:
+                box.start()
+                for name in (*LOGS, box.workdir):
+                    box.put(None, name)
+            except BaseException:
+                box.close()
+                raise
+        return box
 
     def _chosen(self) -> str:
         if self.verifier != "auto":
@@ -270,7 +278,27 @@ class HarborEnv(Env):
 
     def _graded(self, box: OverlayBox) -> Graded:
         pristine = SYSTEM if self._mode == PRISTINE else ()
-        return grade(self.task, box, pristine, self.reward_key)
+        graded = grade(self.task, box, pristine, self.reward_key)
+        if graded.reached_out and graded.reward <= 0:
+            self._require_offline(pristine)
+        return graded
+
+    def _require_offline(self, pristine: Sequence[str]) -> None:
+        """Raise if the task's tests need a network, which is no fault of the policy.
+
+        They run once in a box in which no policy has worked: a policy could start a program that
+        reaches out, and so escape a bad reward.
+        """
+        if self.index not in self._reach_out:
+            with contextlib.closing(self._new_box()) as box:
+                untouched = grade(self.task, box, pristine, self.reward_key)
+            self._reach_out[self.index] = untouched.reached_out
+        if self._reach_out[self.index]:
+            with boundary("grader"):
+                raise UnreachableError(
+                    f"the tests of {self.task.name} earn nothing and try to reach a network, which "
+                    "boxes do not have: they cannot grade here"
+                )
 
     def render(self) -> str:
         """Return the task and the actions so far."""
