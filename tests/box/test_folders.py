@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 from boxes_attacks import write_task
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import gem
 from gem.errors import ConfigurationError
+from gem_box.box import PATH
+from gem_box.cli import main as harbor
 from gem_box.dockerfile import Dockerfile, Step
-from gem_box.env import call
+from gem_box.env import HarborEnv, call
 from gem_box.folders import found, read
+from gem_box.images import used
 
 
 @pytest.mark.parametrize(
@@ -29,12 +34,19 @@ from gem_box.folders import found, read
         ("[agent]\nuser = 'agent'", "agent.user = 'agent'"),
         ("[[steps]]\nname = 'one'", "steps"),
         ("[colours]\nred = 1", "colours is not known here"),
-        ("x = [", "cannot be read as TOML"),
+        ("x = [", "task.toml: cannot be read as TOML"),
+        ("environment = 'x'", "environment is no table"),
+        ("[environment]\nmemory_mb = '2G'", "memory_mb must be a whole number"),
+        ("[environment]\nmemory = 'two'", "environment.memory must be a text such as 2G"),
+        ("[environment]\nmemory = '2G'\nmemory_mb = 5", "memory and memory_mb differ"),
+        ("[environment]\ndocker_image = 1", "docker_image must be a text"),
+        ("[environment.env]\n'A=B' = 'x'", "no variable can have"),
+        ("[verifier.env]\nKEY = '${GEM_NO_SUCH}'", "verifier.env.KEY needs the variable GEM_NO"),
     ],
 )
 def test_what_a_box_cannot_do_is_refused_by_name(tmp_path: Path, toml: str, problem: str) -> None:
     folder = write_task(tmp_path, "host", task_toml=toml)
-    assert any(problem in each for each in read(folder).problems)
+    assert any(problem in str(each) for each in read(folder).problems)
     with pytest.raises(ConfigurationError, match="task.toml"):
         gem.make(f"harbor:{folder}")
 
@@ -55,6 +67,7 @@ env = {LEVEL = "3"}
 [environment]
 cpus = 2
 memory_mb = 512
+os = "Linux"
 env = {A = "b c"}
 workdir = "/srv"
 network_mode = "no-network"
@@ -69,8 +82,8 @@ env = {S = "s"}
     )
     task = read(folder)
     assert task.problems == ()
-    assert (task.tests_s, task.is_offline, task.image) == (30.0, True, "host")
-    with gem.make(f"harbor:{folder}") as env:
+    assert (task.tests_s, task.is_offline, used(task)) == (30.0, True, ("host", True))
+    with gem.make(f"harbor:{folder}?cpus=2") as env:
         observation, _ = env.reset(seed=0)
         assert "no network" not in observation
         assert "/srv" in env.step(call("pwd"))[0]
@@ -78,106 +91,171 @@ env = {S = "s"}
         assert env.step(env.oracle_action())[1:4] == (1.0, True, False)
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("apt-get install -y git", "apt-get"),
-        ("pip install pytest", "pip install"),
-        ("cd /x && curl -LsSf https://example.org/uv | sh", "curl"),
-        ("uvx pytest /tests", "uvx"),
-        ("python3 -m pip install x", "python3 -m pip install"),
-        ("curl http://localhost:8000/x", None),
-        ("echo apt-get is no command here", None),
-        ("# apt-get install x", None),
-        ("cat curl.txt", None),
-    ],
-)
-def test_a_test_that_needs_the_network_is_refused(
-    tmp_path: Path, line: str, problem: str | None
-) -> None:
-    folder = write_task(tmp_path, "host", tests__test_sh=f"#!/bin/bash\n{line}\n")
-    problems = read(folder).problems
-    if problem is None:
-        assert problems == ()
-    else:
-        assert problems == (f"tests/test.sh: it needs the network ({problem}, command 2)",)
-
-
 def test_missing_files_are_named(tmp_path: Path) -> None:
     for name in ("tests/test.sh", "instruction.md", "environment/Dockerfile"):
         folder = write_task(tmp_path / name.replace("/", "-"), "host")
         (folder / name).unlink()
-        assert any(name.split("/")[-1] in each for each in read(folder).problems), name
+        assert any(name.split("/")[-1] in str(each) for each in read(folder).problems), name
     (folder / "environment" / "docker-compose.yaml").write_text("x")
-    assert any("several containers" in each for each in read(folder).problems)
+    assert any("several containers" in str(each) for each in read(folder).problems)
     with pytest.raises(ConfigurationError, match="no task folder"):
         found(tmp_path / "missing")
 
 
+def parsed(folder: Path, text: str) -> tuple[Dockerfile, list[str]]:
+    dockerfile, always, building = Dockerfile.parse(text, folder)
+    return dockerfile, [str(each) for each in (*always, *building)]
+
+
 def test_a_dockerfile_is_read_as_docker_reads_it(tmp_path: Path) -> None:
-    (tmp_path / "a file").write_text("")
-    (tmp_path / "b.txt").write_text("")
+    for name in ("a file", "b.txt", "v1"):
+        (tmp_path / name).write_text("")
     text = """# comment
-FROM debian:bookworm-slim
+ARG TAG=bookworm-slim
+FROM --platform=linux/amd64 debian:${TAG} AS base
 ENV A=1 B="two words" \\
-    C=$A-${B}
-ENV OLD style value
+    C='$A'
+ENV D=$A-${B} PATH="/x:$PATH" E=${NONE:-7}${A:+8}${A-9} F=\\$A
+ENV OLD style  value
+ARG V=1
 WORKDIR /app
 # in between
-WORKDIR sub
-COPY ["a file", "*.txt", "./"]
+WORKDIR "$B"
+COPY --chown=root:root ["a file", "*.txt", "./"]
+COPY /v${V} v$V /there/
 RUN echo one && \\
     # comment in a command
     echo two
-SHELL ["/bin/bash", "-c"]
-RUN echo three
+SHELL ["/bin/bash", "-eo", "pipefail", "-c"]
+RUN	echo three <<< x $((1<<3))
+RUN [ -d /app ] || echo "<<EOF"
 USER root
 CMD ["bash"]
+ENTRYPOINT []
 """
-    dockerfile, problems = Dockerfile.parse(text, tmp_path)
+    text = text.replace("linux/amd64", "$TARGETPLATFORM")
+    dockerfile, problems = parsed(tmp_path, text)
     assert problems == []
     assert dockerfile.image == "debian:bookworm-slim"
+    bash = ("/bin/bash", "-eo", "pipefail", "-c")
     assert dockerfile.steps == (
-        Step("env", ("A", "1")),
-        Step("env", ("B", "two words")),
-        Step("env", ("C", "1-two words")),
-        Step("env", ("OLD", "style value")),
-        Step("workdir", ("/app",)),
-        Step("workdir", ("/app/sub",)),
-        Step("copy", ("a file", "*.txt", "./")),
-        Step("run", ("/bin/sh", "echo one &&      echo two")),
-        Step("run", ("/bin/bash", "echo three")),
+        Step("env", ("A", "1"), 4),
+        Step("env", ("B", "two words"), 4),
+        Step("env", ("C", "$A"), 4),
+        Step("env", ("D", "1-two words"), 6),
+        Step("env", ("PATH", f"/x:{PATH}"), 6),
+        Step("env", ("E", "781"), 6),
+        Step("env", ("F", "$A"), 6),
+        Step("env", ("OLD", "style  value"), 7),
+        Step("arg", ("V", "1"), 8),
+        Step("workdir", ("/app",), 9),
+        Step("workdir", ("/app/two words",), 11),
+        Step("copy", ("a file", "*.txt", "./"), 12),
+        Step("copy", ("/v1", "v1", "/there/"), 13),
+        Step("run", ("/bin/sh", "-c", "echo one &&     echo two"), 14),
+        Step("run", (*bash, "echo three <<< x $((1<<3))"), 18),
+        Step("run", (*bash, '[ -d /app ] || echo "<<EOF"'), 19),
     )
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("FROM other", "several FROM"),
+        ("FROM", "line 2: FROM names no image"),
+        ("FROM other", "line 2: FROM other: several stages are not supported"),
         ("USER app", "USER app is not supported"),
         ("VOLUME /x", "VOLUME is not supported"),
         ("HEALTHCHECK CMD true", "HEALTHCHECK is not supported"),
-        ("ARG X=1", "ARG is not supported"),
+        ('ENTRYPOINT ["/start"]', "ENTRYPOINT is not supported"),
         ("COPY --from=other /a /b", "COPY --from=other is not supported"),
+        ("COPY --chown=app missing /b", "COPY --chown=app is not supported"),
         ("COPY ../secret /x", "outside of environment"),
         ("COPY missing /x", "no such file"),
+        ("COPY a**b /x", "COPY a**b"),
+        ("COPY x", "sources and a target are needed"),
         ("ADD https://example.org/x /x", "only plain files"),
-        ("RUN --mount=type=cache,target=/x true", "RUN --mount"),
-        ("RUN <<EOF", "here-document"),
+        ("RUN --mount=type=cache,target=/x true", "RUN --mount is not supported"),
+        ("RUN cat <<EOF > x\nCOPY missing /x\nEOF", "line 2: RUN has a here-document (<<EOF)"),
+        ("RUN <<-'E'\nFROM x\n\tE", "RUN has a here-document"),
+        ("RUN", "RUN has no command"),
         ('RUN ["true"]', "RUN [...] is not supported"),
         ('SHELL ["/bin/zsh", "-c"]', "SHELL"),
-        ("ENV broken='", "ENV"),
+        ('SHELL ["/bin/bash", "-i", "-c"]', "SHELL"),
+        ("ENV broken='", "a quote is not closed"),
+        ("ENV X=$LD_LIBRARY_PATH", "$LD_LIBRARY_PATH: not set here"),
+        ("ENV X=1 Y=$X", "$X: not set here"),
+        ("WORKDIR ${A%x}", "variables cannot be read"),
+        ("ENV X", "not NAME=VALUE"),
+        ("# escape=`", "# escape"),
     ],
 )
 def test_what_a_dockerfile_cannot_have_is_refused_by_name(
     tmp_path: Path, line: str, problem: str
 ) -> None:
-    _, problems = Dockerfile.parse(f"FROM x\n{line}\n", tmp_path)
-    assert any(problem in each for each in problems), problems
-    assert Dockerfile.parse("RUN true", tmp_path)[1][0] == "RUN comes before FROM"
-    assert Dockerfile.parse("FROM x AS y", tmp_path)[1] == [
-        "FROM x AS y: only an image's name is supported"
-    ]
+    text = f"{line}\nFROM x" if line.startswith("#") else f"FROM x\n{line}\n"
+    (said,) = parsed(tmp_path, text)[1]
+    assert problem in said
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "there is no FROM"),
+        ("FROM", "FROM names no image"),
+        ("RUN true\nFROM x", "line 1: RUN comes before FROM"),
+        ("FROM x y", "FROM x y: an image's name was expected"),
+        ("FROM $TAG", "$TAG: not set here"),
+        ("FROM --platform=windows/amd64 x", "--platform=windows/amd64 is not supported"),
+    ],
+)
+def test_a_wrong_beginning_of_a_dockerfile_is_named(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    (said,) = parsed(tmp_path, text)[1]
+    assert problem in said
+
+
+WORDS = ["FROM", "RUN", "COPY", "ENV", "ARG", "SHELL", "ADD", "WORKDIR", "x", "/", "..", "**", "*[",
+         "a=b", "$", "${", "${x:-${y}}", "'", '"', "[", "]", '["a"]', "<<", "<<E", "\\", "\n", "\t",
+         "--from=", "--", "#", "\0", "\u2028", "é", " ", "="]  # fmt: skip
+TABLES = ["[environment]", "[verifier]", "[agent]", "[verifier.env]", "[environment.env]"]
+KEYS = ["environment", "env", "docker_image", "memory_mb", "memory", "cpus", "timeout_sec", "os",
+        "workdir", "steps", "user"]  # fmt: skip
+VALUES = ['"x"', "'2G'", "1", "-1", "nan", "inf", "1979-05-27", "[]", "{}", "[[", "]]", "true",
+          '"${A:-"', "'${A}'", '"\\u0000"', "."]  # fmt: skip
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    dockerfile=st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join),
+    toml=st.one_of(
+        st.lists(st.sampled_from([*TABLES, *KEYS, *VALUES, "=", "\n"]), max_size=10).map(" ".join),
+        st.tuples(*map(st.sampled_from, (TABLES, KEYS, VALUES))).map(
+            lambda each: f"{each[0]}\n{each[1]} = {each[2]}\n"
+        ),
+    ),
+    begins=st.booleans(),
+)  # fmt: skip
+def test_whatever_a_folder_has_the_others_are_checked(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    dockerfile: str,
+    toml: str,
+    begins: bool,
+) -> None:
+    text = f"FROM host\n{dockerfile}" if begins else dockerfile
+    write_task(tmp_path / "a", "host", environment__Dockerfile=text, task_toml=toml)
+    write_task(tmp_path / "b", "host")
+    harbor(["check", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "\nb " in said
+    if "0 of 2" not in said and "1 of 2" not in said:
+        # Nothing is wrong with it, so that it can begin.
+        HarborEnv(str(tmp_path / "a")).close()
 
 
 def test_an_image_has_what_its_dockerfile_makes(tmp_path: Path) -> None:

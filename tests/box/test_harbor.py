@@ -281,7 +281,7 @@ def test_the_command_says_what_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert harbor(["check", str(tmp_path / "tasks"), "--image", "host", "--play"]) == 1
     said = capsys.readouterr().out
     assert "3 of 5 tasks run here" in said
-    assert f"{bad.name:32} tests/test.sh: it needs the network (apt-get, command 1)" in said
+    assert f"{bad.name:32} tests/test.sh, line 1: seems to fetch" in said
     assert "doing nothing earns 1" in said
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 from gem_box.folders import Folder
-from gem_box.images import cache, locked
+from gem_box.images import cache, locked, used
 
 PRISTINE, SHARED = "pristine", "shared"
 
@@ -24,7 +24,7 @@ def chosen(task: Folder, image: str | None, earned: Callable[[str], float]) -> s
     Raises:
         UnreachableError: A box is gone.
     """
-    known = hashlib.sha256(f"{image or task.image}\n".encode())
+    known = hashlib.sha256(f"{used(task, image)}\n".encode())
     for path in sorted(task.path.rglob("*")):
         if path.is_file():
             known.update(f"{path.relative_to(task.path)} {path.stat().st_mode}\n".encode())

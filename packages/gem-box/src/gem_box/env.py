@@ -7,13 +7,13 @@ import json
 import pickle
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, known_options
-from gem.errors import ConfigurationError, ResetNeededError
+from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
 from gem.parameters import choice, flag, integer, optional, positive, text
 from gem.sources import permuted
 from gem.tools.base import JsonCall, clip, json_call, printable
@@ -21,8 +21,10 @@ from gem_box.box import SYSTEM, Ran
 from gem_box.choosing import PRISTINE, SHARED, chosen
 from gem_box.folders import Folder, found, read
 from gem_box.grading import LOGS, Graded, grade, solution
-from gem_box.images import built
+from gem_box.images import built, problems
+from gem_box.limits import DISK_MB, MEMORY_MB, PROCESSES, limits
 from gem_box.overlay import OverlayBox
+from gem_box.problems import told
 from gem_box.shell import LONGEST_COMMAND
 from gem_sandbox import Limits
 
@@ -72,9 +74,10 @@ class HarborEnv(Env):
         command_s: float = 30.0,
         verifier: str = "pristine",
         reward_key: str | None = None,
-        memory_mb: int = 2048,
-        disk_mb: int = 1024,
-        processes: int = 512,
+        memory_mb: int = MEMORY_MB,
+        disk_mb: int = DISK_MB,
+        processes: int = PROCESSES,
+        cpus: int | None = None,
         seed: int | None = None,
     ) -> None:
         """Read the tasks; no box is started.
@@ -93,9 +96,10 @@ class HarborEnv(Env):
                 once for each task.
             reward_key: The number of reward.json that is the reward; None: `reward`, or the only
                 one.
-            memory_mb: Memory of all processes of a box.
-            disk_mb: What a box may write, in memory.
+            memory_mb: Memory of all processes of a box, and the most that a task may ask for.
+            disk_mb: What a box may write, in memory, and the most that a task may ask for.
             processes: Most processes and threads of a box.
+            cpus: Most CPUs that a task may ask for; None: those of this machine.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
@@ -103,7 +107,6 @@ class HarborEnv(Env):
                 box; the message names each reason.
         """
         super().__init__(seed=seed)
-        self.tasks = [_runnable(each) for each in found(Path(text("folder", folder)))]
         self.image = optional(text, "image", image)
         self.eval = flag("eval", eval)
         self.max_turns = integer("max_turns", max_turns, 1, _LARGEST)
@@ -111,9 +114,12 @@ class HarborEnv(Env):
         self.command_s = positive("command_s", command_s)
         self.verifier = choice("verifier", verifier, (PRISTINE, SHARED, "auto"))
         self.reward_key = optional(text, "reward_key", reward_key)
-        limits = {"memory_mb": memory_mb, "disk_mb": disk_mb, "processes": processes}
-        self.limits = Limits(cpu_s=self.command_s, **limits)
+        most = {"memory_mb": memory_mb, "disk_mb": disk_mb, "processes": processes}
+        self.limits = Limits(cpu_s=self.command_s, **most)
+        self.cpus = None if cpus is None else integer("cpus", cpus, 1, _LARGEST)
+        self.tasks = [self._runnable(each) for each in found(Path(text("folder", folder)))]
         self._box: OverlayBox | None = None
+        self._reach_out: dict[int, bool] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -153,15 +159,23 @@ class HarborEnv(Env):
         self._actions, self._over = [], True
         with boundary("sandbox"):
             self._mode = self._chosen()
+        self._box = self._new_box()
+        self._over = False
+
+    def _new_box(self) -> OverlayBox:
         environment = self.task.table("environment")
         image = built(self.task, self.image)
-        box = image.box(self.limits, self.task.env("environment"), environment.get("workdir"))
+        allowed, _ = limits(self.task, self.limits, self.cpus)
+        box = image.box(allowed, self.task.env("environment"), environment.get("workdir"))
         with boundary("sandbox"):
-            box.start()
-            self._box = box
-            for name in (*LOGS, box.workdir):
-                box.put(None, name)
-        self._over = False
+            try:
+                box.start()
+                for name in (*LOGS, box.workdir):
+                    box.put(None, name)
+            except BaseException:
+                box.close()
+                raise
+        return box
 
     def _chosen(self) -> str:
         if self.verifier != "auto":
@@ -169,7 +183,19 @@ class HarborEnv(Env):
         if solution(self.task) is None:
             return PRISTINE
         folder, image = str(self.task.path), self.image
-        return chosen(self.task, image, lambda mode: earned(folder, image, mode))
+        most = {name: getattr(self.limits, name) for name in ("memory_mb", "disk_mb", "processes")}
+        most["cpus"] = self.cpus
+        return chosen(self.task, image, lambda mode: earned(folder, image, mode, **most))
+
+    def _runnable(self, path: Path) -> Folder:
+        task = read(path)
+        reasons = [*problems(task, self.image), *limits(task, self.limits, self.cpus)[1]]
+        if reasons:
+            raise ConfigurationError(
+                f"task {task.name!r} cannot run in a box: {'; '.join(told(reasons))} "
+                "(gem harbor check says it of all tasks)"
+            )
+        return task
 
     def _walk(self) -> int:
         base, episode = self.episode_key
@@ -252,7 +278,27 @@ class HarborEnv(Env):
 
     def _graded(self, box: OverlayBox) -> Graded:
         pristine = SYSTEM if self._mode == PRISTINE else ()
-        return grade(self.task, box, pristine, self.reward_key)
+        graded = grade(self.task, box, pristine, self.reward_key)
+        if graded.reached_out and graded.reward <= 0:
+            self._require_offline(pristine)
+        return graded
+
+    def _require_offline(self, pristine: Sequence[str]) -> None:
+        """Raise if the task's tests need a network, which is no fault of the policy.
+
+        They run once in a box in which no policy has worked: a policy could start a program that
+        reaches out, and so escape a bad reward.
+        """
+        if self.index not in self._reach_out:
+            with contextlib.closing(self._new_box()) as box:
+                untouched = grade(self.task, box, pristine, self.reward_key)
+            self._reach_out[self.index] = untouched.reached_out
+        if self._reach_out[self.index]:
+            with boundary("grader"):
+                raise UnreachableError(
+                    f"the tests of {self.task.name} earn nothing and try to reach a network, which "
+                    "boxes do not have: they cannot grade here"
+                )
 
     def render(self) -> str:
         """Return the task and the actions so far."""
@@ -347,14 +393,16 @@ def call(command: str) -> str:
     return f"<tool_call>{json.dumps(value)}</tool_call>"
 
 
-def earned(folder: str, image: str | None, verifier: str, solves: bool = True) -> float:
+def earned(
+    folder: str, image: str | None, verifier: str, solves: bool = True, **limits: Any
+) -> float:
     """Return what the solution of a task earns, or a policy that does nothing.
 
     Raises:
         NotImplementedError: There is no solution.
         UnreachableError: The box is gone.
     """
-    with HarborEnv(folder, image=image, verifier=verifier, seed=0) as env:
+    with HarborEnv(folder, image=image, verifier=verifier, seed=0, **limits) as env:
         env.reset()
         ended, total = False, 0.0
         while not ended:
@@ -380,13 +428,3 @@ def _command(call: JsonCall | None) -> tuple[str | None, str | None]:
     if not isinstance(command, str) or len(call.arguments) != 1:
         return None, f'bash takes one argument, "command", a text. {_WRONG}'
     return command, None
-
-
-def _runnable(path: Path) -> Folder:
-    task = read(path)
-    if task.problems:
-        raise ConfigurationError(
-            f"task {task.name!r} cannot run in a box: {'; '.join(task.problems)} "
-            "(gem harbor check says it of all tasks)"
-        )
-    return task

@@ -32,6 +32,8 @@ class Graded(NamedTuple):
     """Why there is no reward; empty if there is one."""
     output: str = ""
     """The end of what the tests printed."""
+    reached_out: bool = False
+    """Whether the tests, or what they started, tried to reach a network."""
 
 
 def grade(
@@ -61,11 +63,13 @@ def grade(
             with Core(alone=alone) as core:
                 env = {**_ENVIRONMENT, **task.env("verifier")}
                 argv = ["/bin/sh", "-c", _TESTS]
+                before = box.tries()
                 ran = box.execute(argv, task.tests_s, env=env, core=core)
             break
         except BusyMachineError:
             if alone:
                 raise
+    reached_out = box.tries() > before
     output = ran.output.decode("utf-8", "replace")[-4000:]
     try:
         if ran.limit_hit:
@@ -74,8 +78,8 @@ def grade(
             box.read(f"{_VERIFIER}/reward.json", _MOST), box.read(f"{_VERIFIER}/reward.txt", _MOST)
         )
     except DataError as error:
-        return Graded(0.0, {}, str(error), output)
-    return Graded(_chosen(task, rewards, reward_key), rewards, "", output)
+        return Graded(0.0, {}, str(error), output, reached_out)
+    return Graded(_chosen(task, rewards, reward_key), rewards, "", output, reached_out)
 
 
 def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:

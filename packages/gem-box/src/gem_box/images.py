@@ -19,15 +19,17 @@ from pathlib import Path
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError
-from gem_box.dockerfile import Dockerfile, Step
+from gem_box.context import ignored, sources
+from gem_box.dockerfile import FILE, Dockerfile, Step
 from gem_box.folders import Folder
 from gem_box.overlay import OverlayBox
+from gem_box.problems import Problem
 from gem_box.users import ids
 from gem_sandbox import Limits
 
 HOST = "host"
 """Name of the image that is this machine's own system."""
-_FORMAT = "1"
+_FORMAT = "2"
 _BUILD = Limits(cpu_s=600.0, memory_mb=4096, disk_mb=8192, processes=2048)
 
 
@@ -70,37 +72,60 @@ def base(name: str) -> Image:
     """
     if name == HOST:
         return Image(host=True)
-    place = cache() / "images" / _file(name)
-    if not place.is_dir():
+    if not is_here(name):
         raise ConfigurationError(
             f"image {name!r} is not here: import it (gem harbor import {name} FILE.tar), or run "
             "the task in this machine's own system with image=host"
         )
-    return Image((place,))
+    return Image((_place(name),))
+
+
+def is_here(name: str) -> bool:
+    """Return whether an image can be begun from."""
+    return name == HOST or _place(name).is_dir()
+
+
+def _place(name: str) -> Path:
+    return cache() / "images" / _file(name)
+
+
+def used(task: Folder, image: str | None = None) -> tuple[str, bool]:
+    """Return the name of the image that a task begins from, and whether its Dockerfile is built.
+
+    Harbor takes `docker_image` without building anything; so do we, if it was imported.
+    """
+    named, dockerfile = task.docker_image, task.dockerfile
+    if image is not None:
+        return image, dockerfile is not None
+    if dockerfile is None or (named is not None and is_here(named)):
+        return named or "", False
+    return dockerfile.image, True
+
+
+def problems(task: Folder, image: str | None = None) -> list[Problem]:
+    """Return why a task cannot run in a box with an image, whether that is here or not."""
+    _, builds = used(task, image)
+    return [*task.problems, *(task.build_problems if builds else ())]
 
 
 def built(task: Folder, image: str | None = None) -> Image:
     """Return the image of a task; it is built once, and found in the cache after that.
 
     Args:
-        task: A task without problems.
+        task: A task without `problems`.
         image: Begin from this image instead of the one that the task names.
 
     Raises:
         ConfigurationError: The image is missing, or a command of its Dockerfile fails.
         UnreachableError: No box can be started.
     """
-    begin = base(image or task.image)
+    name, builds = used(task, image)
+    begin = base(name)
     if task.dockerfile is None:
         return begin
-    env, workdir = {}, "/"
-    for step in task.dockerfile.steps:
-        if step.kind == "env":
-            env[step.words[0]] = step.words[1]
-        elif step.kind == "workdir":
-            workdir = step.words[0]
+    env, workdir = task.dockerfile.env, task.dockerfile.workdir
     done = Image(begin.layers, begin.host, env, workdir)
-    if all(step.kind == "env" for step in task.dockerfile.steps):
+    if not builds or all(step.kind in ("env", "arg") for step in task.dockerfile.steps):
         return done
     place = cache() / "layers" / _digest(begin, task)
     with locked(place):
@@ -115,7 +140,7 @@ def imported(name: str, archive: Path) -> Path:
     Raises:
         ConfigurationError: It is no tar archive.
     """
-    place = cache() / "images" / _file(name)
+    place = _place(name)
     with locked(place), _fresh(place) as folder, tempfile.TemporaryDirectory() as empty:
         # Read by the box's root, who owns nothing outside of it.
         Path(empty).chmod(0o755)
@@ -137,43 +162,57 @@ def _build(begin: Image, task: Folder, place: Path) -> None:
 
 
 def _carry_out(dockerfile: Dockerfile, task: Folder, box: OverlayBox, limit: float) -> None:
+    args: dict[str, str] = {}
     env: dict[str, str] = {}
     workdir = "/"
     for step in dockerfile.steps:
-        if step.kind == "env":
-            env[step.words[0]] = step.words[1]
+        if step.kind in ("env", "arg"):
+            (env if step.kind == "env" else args)[step.words[0]] = step.words[1]
         elif step.kind == "workdir":
             workdir = step.words[0]
             box.put(None, workdir)
         elif step.kind == "copy":
             _copy(step, task.path / "environment", box, workdir)
         else:
-            shell, command = step.words
-            ran = box.execute([shell, "-c", command], limit, cwd=workdir, env=env)
+            ran = box.execute(step.words, limit, cwd=workdir, env={**args, **env})
             if ran.code:
                 said = ran.output.decode("utf-8", "replace")[-1000:]
                 raise ConfigurationError(
-                    f"task {task.name!r}: RUN {command:.200} failed with exit code {ran.code}"
+                    f"task {task.name!r}: {FILE}, line {step.line}: "
+                    f"RUN {step.words[-1]:.200} failed with exit code {ran.code}"
                     f"{f' (limit: {ran.limit_hit})' if ran.limit_hit else ''}: {said}"
                 )
 
 
 def _copy(step: Step, context: Path, box: OverlayBox, workdir: str) -> None:
     *patterns, target = step.words
-    sources = [
-        place
-        for pattern in patterns
-        for place in (
-            [context / pattern]
-            if (context / pattern).exists()
-            else sorted(context.glob(pattern.lstrip("/")))
-        )
-    ]
+    found = [place for pattern in patterns for place in sources(context, pattern)]
     at = os.path.normpath(f"{workdir}/{target}" if not target.startswith("/") else target)
-    into = target.endswith(("/", ".")) or len(sources) > 1
+    into = target.endswith(("/", ".")) or len(found) > 1
     into = into or box.execute(["/bin/sh", "-c", 'test -d "$0"', at], 10).code == 0
-    for source in sources:
-        box.put(source, at if source.is_dir() or not into else f"{at}/{source.name}")
+    with tempfile.TemporaryDirectory() as name:
+        for number, source in enumerate(found):
+            copied = _left(context, source, Path(name) / f"{number}")
+            box.put(copied, at if source.is_dir() or not into else f"{at}/{source.name}")
+
+
+def _left(context: Path, source: Path, folder: Path) -> Path:
+    """Return a source, or a copy of the folder without what .dockerignore leaves out."""
+    leaves_out = ignored(context)
+    if not source.is_dir() or not any(map(leaves_out, source.rglob("*"))):
+        return source
+    # A folder that is left out may have files that are not.
+    for place in sorted(source.rglob("*")):
+        target = folder / place.relative_to(source)
+        if not leaves_out(place):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if place.is_dir() and not place.is_symlink():
+                target.mkdir(exist_ok=True)
+                shutil.copystat(place, target)
+            else:
+                shutil.copy2(place, target, follow_symlinks=False)
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @contextlib.contextmanager

@@ -19,8 +19,10 @@ from harbor.environments.capabilities import (
 
 from gem.errors import ConfigurationError, UnreachableError
 from gem_box.folders import read
-from gem_box.images import built
+from gem_box.images import built, problems
+from gem_box.limits import limits
 from gem_box.overlay import OverlayBox
+from gem_box.problems import told
 from gem_sandbox import Limits
 
 _LIMITS = Limits(cpu_s=3600.0, memory_mb=4096, disk_mb=2048, processes=512)
@@ -44,13 +46,14 @@ class BoxEnvironment(BaseEnvironment):
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Harbor's numbers of cores and memory are not used."""
+        """Harbor's own numbers of cores and memory are not used; those of task.toml are."""
         return EnvironmentResourceCapabilities()
 
     def _validate_definition(self) -> None:
         task = read(self.environment_dir.parent)
-        if task.problems:
-            raise ConfigurationError(f"task {task.name!r}: {'; '.join(task.problems)}")
+        reasons = told(problems(task, os.environ.get("GEM_BOX_IMAGE")))
+        if reasons:
+            raise ConfigurationError(f"task {task.name!r}: {'; '.join(reasons)}")
 
     async def start(self, force_build: bool) -> None:
         """Build the image, unless it is in the cache, and begin the box."""
@@ -61,7 +64,9 @@ class BoxEnvironment(BaseEnvironment):
         task = read(self.environment_dir.parent)
         image = built(task, os.environ.get("GEM_BOX_IMAGE"))
         workdir = task.table("environment").get("workdir")
-        self.box = image.box(_LIMITS, task.env("environment"), workdir)
+        # Whoever calls Harbor has chosen the tasks: they get what they ask for.
+        allowed, _ = limits(task, _LIMITS)
+        self.box = image.box(allowed, task.env("environment"), workdir)
         self.box.start()
         self.box.put(None, self.box.workdir)
 

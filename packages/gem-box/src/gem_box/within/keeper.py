@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import sys
 
 from . import first, kernel
@@ -41,8 +42,10 @@ _TEXTS = {
     "etc/passwd": "root:x:0:0::/root:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
     "etc/hosts": "127.0.0.1 localhost box\n::1 localhost\n",
-    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
+# An address of no machine: the kernel then counts who asks for a name, see `OverlayBox.tries`.
+_NAME_SERVER = b"nameserver 192.0.2.1\n"
 _FOLDERS = ("etc", "root", "home", "mnt", "opt", "run", "srv", "var/log", "var/lib", "usr")
 
 
@@ -150,6 +153,7 @@ class _Keeper:
             kernel.mount("/usr", f"{_ROOT}/usr", None, kernel.BIND | kernel.REC)
             kernel.read_only(f"{_ROOT}/usr")
         _mount_devices(f"{_ROOT}/dev")
+        _set_name_server(f"{_ROOT}/etc")
 
     def _begin(self, descriptor: int) -> int:
         """Fork process 1 of a new process namespace; return its id."""
@@ -222,6 +226,19 @@ def _make_base() -> None:
     for name, text in _TEXTS.items():
         with open(f"{_BASE}/{name}", "w") as file:
             file.write(text)
+
+
+def _set_name_server(place: str) -> None:
+    """Name a server if none is named; a process of the box may have put links."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        folder = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open("resolv.conf", flags, 0o644, dir_fd=folder)
+        stack.callback(os.close, file)
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and not found.st_size:
+            os.write(file, _NAME_SERVER)
 
 
 def _mount_devices(place: str) -> None:
