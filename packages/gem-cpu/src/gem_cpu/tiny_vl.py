@@ -23,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from gem.json_lines import read_json
 from gem_cpu import cloning
 from gem_cpu.cloning import (
     EOS,
@@ -124,7 +125,7 @@ def ensure(recipe: Recipe | None = None, *, cache: str | Path | None = None) -> 
         model = new_model(recipe)
         save(model, new_tokenizer(recipe), folder)
         # Version 4 of transformers does not read the list by its newer name.
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        settings = read_json(folder / "tokenizer_config.json", dict[str, Any])
         settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
         _write(folder / "tokenizer_config.json", settings)
         _write(folder / "preprocessor_config.json", image_settings(recipe))
