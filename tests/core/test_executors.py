@@ -143,7 +143,7 @@ class Outside(Trouble):
     replayable = False
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True, scope="session")
 def registered() -> None:
     for kind in (Trouble, Fickle, Outside, Hungry):
         gem.register(f"test:{kind.__name__}-v0", f"{__name__}:{kind.__name__}")

@@ -189,7 +189,7 @@ def wrapped(env: Env) -> Env:
     return ToolEnv(env, HostileTool(inner.kind)) if inner.place == "tool" else env
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True, scope="session")
 def registered() -> None:
     gem.register(HOSTILE, f"{__name__}:Hostile")
     gem.register(SEATS, f"{__name__}:HostileNim")

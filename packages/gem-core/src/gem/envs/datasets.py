@@ -372,8 +372,8 @@ class DatasetEnv(SingleTurnEnv):
         """
         form = self.answer_format
         for answer in answers:
-            # Nothing in it that a format could take for its own mark.
-            read = answer if answer.isalnum() else form.extract(form.wrap(answer))
+            plain = form.any_word and answer.isalnum()
+            read = answer if plain else form.extract(form.wrap(answer))
             if read is None:
                 continue
             with boundary("grader"):

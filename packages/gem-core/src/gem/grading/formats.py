@@ -45,6 +45,8 @@ class AnswerFormat:
     reader: Callable[[str], str | None]
     template: str
     """A reply with `{}` in place of the answer."""
+    any_word: bool = True
+    """Whether every text of letters and digits can be an answer."""
 
     def extract(self, reply: str) -> str | None:
         """Return the marked answer without surrounding whitespace, None if none is marked.
@@ -206,7 +208,9 @@ ANSWER_TAG_BOXED = AnswerFormat(
 )
 """A box inside the last `<answer>` tag, as Open-Reasoner-Zero asks for it."""
 
-LAST_NUMBER = AnswerFormat("last_number", "Reply with the final number.", _last_number, "{}")
+LAST_NUMBER = AnswerFormat(
+    "last_number", "Reply with the final number.", _last_number, "{}", any_word=False
+)
 """The last number of the reply is the answer: decimals, fractions such as `3/4`, and `1,000` too.
 
 For models that do not keep to a form yet, such as small pretrained ones. Only numbers can be
