@@ -269,7 +269,7 @@ real-model: $(TRAINER_ENVS) $(SMOLLM2_PACKAGES) ## A real language model (SmolLM
 	GEM_REAL_MODEL="$$(PYTHONPATH=$(SMOLLM2_PACKAGES) $(DEV) -m gem_cpu.smollm2)" \
 	  $(DEV) $(PYTEST) -rP --tb=short tests/conformance/test_real_model.py
 .PHONY: pretrained
-pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns two tasks (docs/pretrained.md); begun again, it goes on
+pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns three tasks (docs/pretrained.md); begun again, it goes on
 	PYTHONPATH=$(SMOLLM2_PACKAGES) OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/pretrained.toml \
 	  --cpu --jobs 2 --out $(RUNS)/pretrained
 	$(DEV) tools/pretrained.py $(RUNS)/pretrained

@@ -149,7 +149,7 @@ def test_log_probabilities_take_four_bytes_where_that_changes_none() -> None:
         (lambda data: data[:60], "cut off"),
         (lambda data: data[:-1], "cut off"),
         (lambda data: data + b"0", "cut off"),
-        (lambda data: data[:4] + b"\x03" + data[5:], "reads up to 2"),
+        (lambda data: data[:4] + b"\x02" + data[5:], "reads up to 1"),
         (lambda data: data[:50] + b"?" + data[51:], "checksum"),
     ],
 )

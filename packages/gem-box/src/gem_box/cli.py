@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     check.add_argument("--play", action="store_true", help=about)
     about = "give a root file system (a tar archive) the name of an image"
     for name, default in {"memory-mb": MEMORY_MB, "disk-mb": DISK_MB, "cpus": None}.items():
-        about = f"the most that a task may ask for (default: {default or 'those of this machine'})"
+        about = f"the most that a task may ask for (default: {default or 'as many as there are'})"
         check.add_argument(f"--{name}", type=int, default=default, metavar="N", help=about)
     bring = commands.add_parser("import", help=about)
     bring.add_argument("name", help="as in FROM, such as debian:bookworm-slim")

@@ -1,4 +1,4 @@
-"""The files that a Dockerfile can copy: those of environment/ that .dockerignore leaves."""
+"""The files that a Dockerfile can copy: environment/ without what .dockerignore leaves out."""
 
 from __future__ import annotations
 

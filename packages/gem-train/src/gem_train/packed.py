@@ -8,8 +8,8 @@
 The bytes begin with a magic number, the version of the format, checksums and lengths (`_HEAD`). The
 numbers follow as JSON, then the body: ids as int32 in the order of the episode, log-probabilities
 as float32 (as float64 if float32 would change one), all text as JSON compressed by zlib, and the
-images that were in prompts, each once (version 2; without images the version is 1). No mask is
-stored: the lengths of the turns say which tokens were sampled.
+images that were in prompts, each once. No mask is stored: the lengths of the turns say which tokens
+were sampled.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LARGE = (
 )
 _HEAD = struct.Struct("<4sHIIII")
 """Magic number, version, checksums of numbers and body, lengths of numbers and body."""
-_MAGIC, _VERSION = b"GEMT", 2
+_MAGIC, _VERSION = b"GEMT", 1
 _NUMBERS = (
     "group",
     "end",
@@ -428,8 +428,7 @@ def _encoded(trajectory: Trajectory) -> bytes:
         )
     )
     checksums = zlib.crc32(head), zlib.crc32(body)
-    version = _VERSION if files else 1
-    return _HEAD.pack(_MAGIC, version, *checksums, len(head), len(body)) + head + body
+    return _HEAD.pack(_MAGIC, _VERSION, *checksums, len(head), len(body)) + head + body
 
 
 def _layout(files: Mapping[str, Image], turns: Sequence[Turn]) -> dict[str, Any]:

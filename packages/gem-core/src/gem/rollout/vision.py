@@ -137,7 +137,7 @@ class VisionChatFormat(ChatFormat):
             images: The images in it, in order.
 
         Raises:
-            RolloutError: The placeholders in `ids` are not those of `images`.
+            RolloutError: `ids` has other placeholders than `images` need.
         """
         ids, pad = list(ids), self._pad
         expected = sum(image.tokens for image in images)

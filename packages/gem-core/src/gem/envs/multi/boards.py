@@ -263,7 +263,7 @@ class ConnectFour(_Lines):
             depth: Moves that the oracle looks ahead.
             on_illegal: See `Match`.
             modality: How the board is shown: as `text`, as an `image`, or as `both`. With `image`
-                no text names legal moves or those of the other player.
+                no text names legal moves or the other player's moves.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
