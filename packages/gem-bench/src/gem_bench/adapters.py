@@ -108,7 +108,8 @@ def check_environments(compiled: Compiled, spec: RunSpec) -> None:
     Raises:
         ConfigurationError: Something that an environment needs is missing; the message names it.
     """
-    command = [str(compiled.python), "-m", "gem_train.preflight"]
+    images = ["--images"] if compiled.launch.images else []
+    command = [str(compiled.python), "-m", "gem_train.preflight", *images]
     answer = _talk(command, spec.to_mapping(), compiled.environment())
     if answer.returncode == 2:
         raise ConfigurationError(f"{answer.stderr.strip()} (said by {compiled.python})")
@@ -308,6 +309,7 @@ reference = Adapter(
     REFERENCE,
     _compile,
     all_seats=True,
+    images=True,
     keeps_state=True,
     pairs=_PAIRS,
     attention="sdpa",

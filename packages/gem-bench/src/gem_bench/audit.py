@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from gem.errors import ConfigurationError
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE
@@ -124,14 +123,13 @@ def audit(
     second = Learner(spec, place, max(forward_tokens // 20, 1))
     perturb(second.policy.parameters(), seed=0)
     logprob_noise, grad_noise = FLOOR, 0.0
-    chat = spec.policy.chat_format(AutoTokenizer.from_pretrained(spec.policy.model))
     metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
     check_complete(run, min(metrics, default=0))
     for iteration, episodes in batches(run):
         check_complete(run, iteration)
         known = metrics.get(iteration, {})
         rows = [row for row in training_rows(episodes) if row.sampled]
-        moments = _moments(learner, rows, sorted(chat.stop_ids), spec.sampling.temperature)
+        moments = _moments(learner, rows, sorted(learner.chat.stop_ids), spec.sampling.temperature)
         again, drawn = logprobs(second, rows), recorded(rows)
         logprob_noise = max(logprob_noise, float((again - moments.logprob).abs().max()))
         counted = trained(spec, episodes)
@@ -243,7 +241,7 @@ def _moments(
     for chunk in chunks(rows, learner.forward_tokens):
         where = [(i, position) for i, row in enumerate(chunk) for position in row.sampled]
         row, position = torch.tensor(where, device=model.device).T
-        batch = pad(chunk, model.device)
+        batch = pad(chunk, model.device, learner.chat)
         with learner.autocast():
             logits = model(**batch, use_cache=False).logits[row, position - 1]
         logprobs = (logits.float() / temperature).log_softmax(-1).double()

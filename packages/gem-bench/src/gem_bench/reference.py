@@ -39,7 +39,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel
 
 from gem.multi import all_seats
 from gem.rollout import ChatFormat, play_tasks
@@ -53,7 +53,7 @@ from gem_bench.lora import add_adapters
 from gem_bench.models import load_pretrained, recomputing
 from gem_bench.reference_setup import check_positions, check_supported, open_record, success_rates
 from gem_bench.rows import Row, pad, row_means, row_sums, trained_rows, training_rows
-from gem_bench.sampler import CachedSampler
+from gem_bench.seeing import load_policy, load_tokenizer, sampler
 from gem_train.batches import chunks, minibatches
 from gem_train.experiment import estimate
 from gem_train.experiment.agreement import Agreement
@@ -109,12 +109,12 @@ def rollout(
     seed = stream(spec.seed, *key).getrandbits(63)
     generator = torch.Generator(learner.device).manual_seed(seed)
     model, version = policy or (learner.policy, key[0])
-    sampler = CachedSampler(model, chat, sampling, generator, version)
+    sampling_model = sampler(model, chat, sampling, generator, version)
     began = time.perf_counter()
     with learner.autocast():
         played = play_tasks(
             [task for task in tasks for _ in range(group_size)],
-            sampler,
+            sampling_model,
             chat,
             budget=spec.budget,
             context=spec.policy.context,
@@ -214,7 +214,9 @@ def turn_advantages(
     )
 
 
-def token_statistics(model: Any, rows: Sequence[Row], temperature: float) -> tuple[Tensor, Tensor]:
+def token_statistics(
+    model: Any, rows: Sequence[Row], temperature: float, chat: ChatFormat | None = None
+) -> tuple[Tensor, Tensor]:
     """Return log-probability and entropy of every sampled token, `[sampled tokens of all rows]`.
 
     The distribution is the model's at the sampling temperature, before any token is left out or
@@ -224,7 +226,7 @@ def token_statistics(model: Any, rows: Sequence[Row], temperature: float) -> tup
     row, position = torch.tensor(where, device=model.device).T
     # Logits are computed only in columns where some row has a sampled token.
     kept, column = torch.unique(position - 1, return_inverse=True)
-    batch = pad(rows, model.device)
+    batch = pad(rows, model.device, chat)
     logits = model(**batch, use_cache=False, logits_to_keep=kept).logits[row, column].float()
     logprobs = (logits / temperature).log_softmax(-1)
     chosen = logprobs.gather(1, batch["input_ids"][row, position][:, None])[:, 0]
@@ -234,10 +236,11 @@ def token_statistics(model: Any, rows: Sequence[Row], temperature: float) -> tup
 class Critic(nn.Module):
     """A transformer of its own with a linear head, read where the policy is about to act."""
 
-    def __init__(self, path: str, device: torch.device) -> None:
+    def __init__(self, path: str, device: torch.device, chat: ChatFormat) -> None:
         super().__init__()
+        self.chat = chat
         self.trunk = load_pretrained(AutoModel, path, dtype=torch.float32).to(device).eval()
-        self.head = nn.Linear(self.trunk.config.hidden_size, 1, device=device)
+        self.head = nn.Linear(self.trunk.config.get_text_config().hidden_size, 1, device=device)
         nn.init.zeros_(self.head.weight)  # the first batch's values are 0: no random baseline
         nn.init.zeros_(self.head.bias)
 
@@ -245,7 +248,7 @@ class Critic(nn.Module):
         """Return the value before each turn, `[turns of all rows]`."""
         where = [(i, position) for i, row in enumerate(rows) for _, position in row.states]
         row, position = torch.tensor(where, device=self.head.weight.device).T
-        batch = pad(rows, self.head.weight.device)
+        batch = pad(rows, self.head.weight.device, self.chat)
         hidden = self.trunk(**batch, use_cache=False).last_hidden_state[row, position]
         value: Tensor = self.head(hidden.float())[:, 0]
         return value
@@ -267,7 +270,8 @@ class Learner:
         self.device = device
         self.forward_tokens = forward_tokens
         path = spec.policy.model
-        self.policy = load_pretrained(AutoModelForCausalLM, path, dtype=torch.float32)
+        self.chat = spec.policy.chat_format(load_tokenizer(path))
+        self.policy = load_policy(path)
         if spec.policy.lora_rank:
             add_adapters(self.policy, spec.policy, spec.seed)
         # Evaluation mode: with dropout, the updated policy would differ from the sampled one.
@@ -279,7 +283,7 @@ class Learner:
         self.agreement = Agreement()  # of the last batch
         self.critic: Critic | None = None
         if spec.algorithm.estimator.needs_critic:
-            self.critic = Critic(path, device)
+            self.critic = Critic(path, device, self.chat)
             self.critic_optimizer = self._adamw(self.critic, spec.algorithm.value_lr)
         if gradient_checkpointing:
             for model in (self.policy, *([self.critic.trunk] if self.critic else [])):
@@ -340,7 +344,7 @@ class Learner:
 
         def logprobs(rows: Sequence[Row]) -> Tensor:
             with self.autocast():
-                return token_statistics(self.policy, rows, sampling.temperature)[0]
+                return token_statistics(self.policy, rows, sampling.temperature, self.chat)[0]
 
         return exploitability(
             logprobs,
@@ -416,7 +420,9 @@ class Learner:
         found: list[tuple[Row, Tensor]] = []
         for chunk in chunks([row for row in rows if row.sampled], self.forward_tokens):
             with self.autocast():
-                logprobs, _ = token_statistics(model, chunk, self.spec.sampling.temperature)
+                logprobs, _ = token_statistics(
+                    model, chunk, self.spec.sampling.temperature, self.chat
+                )
             parts = torch.split(logprobs, [len(row.sampled) for row in chunk])
             found += zip(chunk, parts, strict=True)
         return found
@@ -438,7 +444,9 @@ class Learner:
             per_token = [advantage[row.episode][turn] for row in chunk for turn in row.turn]
             a = torch.tensor(per_token, dtype=torch.float32, device=self.device)
             with self.autocast():
-                new, h = token_statistics(self.policy, chunk, self.spec.sampling.temperature)
+                new, h = token_statistics(
+                    self.policy, chunk, self.spec.sampling.temperature, self.chat
+                )
             known = [row.old_logprobs for row in chunk if row.old_logprobs is not None]
             old = torch.cat(known) if known else new.detach()
             weights = [algorithm.weights(row.turn, longest) for row in chunk]
@@ -548,12 +556,11 @@ def train(
     recording = open_record(spec, record, again=checkpoints is not None)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = load_pretrained(AutoTokenizer, spec.policy.model)
     learner = Learner(
         spec, torch.device(device), forward_tokens, gradient_checkpointing=gradient_checkpointing
     )
-    chat = spec.policy.chat_format(tokenizer)
-    check_positions(spec, getattr(learner.policy.config, "max_position_embeddings", None))
+    chat, config = learner.chat, learner.policy.config.get_text_config()
+    check_positions(spec, getattr(config, "max_position_embeddings", None))
 
     def evaluate(iteration: int) -> None:
         for number, part in enumerate(spec.eval):

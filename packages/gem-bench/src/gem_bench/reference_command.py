@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
 
 from gem.blame import cause_of
 from gem.errors import GemError
@@ -17,6 +16,7 @@ from gem_bench.checkpoints import Checkpoints
 from gem_bench.lora import merge
 from gem_bench.reference import train
 from gem_bench.reference_setup import read_spec
+from gem_bench.seeing import load_tokenizer
 from gem_train.experiment.metrics import show
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.save is not None:
             merge(learner.policy)
             learner.policy.save_pretrained(args.save)
-            AutoTokenizer.from_pretrained(spec.policy.model).save_pretrained(args.save)
+            load_tokenizer(spec.policy.model).save_pretrained(args.save)
     except GemError as error:
         cause = cause_of(error)
         sys.stderr.write(f"{error}\n" if cause is None else f"{cause}: {error}\n")

@@ -94,7 +94,9 @@ def logprobs(learner: Learner, rows: Sequence[Row]) -> Tensor:
     parts = []
     for chunk in chunks(rows, learner.forward_tokens):
         with learner.autocast():
-            logprob, _ = token_statistics(learner.policy, chunk, learner.spec.sampling.temperature)
+            logprob, _ = token_statistics(
+                learner.policy, chunk, learner.spec.sampling.temperature, learner.chat
+            )
         parts.append(logprob.double())
     return torch.cat(parts)
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, RolloutError
+from gem.rollout import ChatFormat
+from gem.rollout.vision import VisionChatFormat
 from gem.trajectory import TrainingRow, Trajectory
 from gem_train.record import TrainedRow
 
@@ -89,15 +91,33 @@ def training_rows(
     return rows
 
 
-def pad(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
-    """Return right-padded `input_ids` and `attention_mask`, `[rows, length]`."""
+def pad(
+    rows: Sequence[Row], device: torch.device, chat: ChatFormat | None = None
+) -> dict[str, Tensor]:
+    """Return right-padded `input_ids` and `attention_mask`, `[rows, length]`.
+
+    With a chat format that shows images also what the model is given for them.
+
+    Raises:
+        RolloutError: A row has images, and `chat` shows none; or the bytes of an image are missing.
+    """
     width = max(len(row.ids) for row in rows)
     ids = [row.ids + [0] * (width - len(row.ids)) for row in rows]
     mask = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows]
-    return {
+    batch = {
         "input_ids": torch.tensor(ids, device=device),
         "attention_mask": torch.tensor(mask, device=device),
     }
+    images = [image for row in rows for image in row.tokens.images]
+    if not images:
+        return batch
+    if not isinstance(chat, VisionChatFormat):
+        raise RolloutError(f"{len(images)} images in rows of a model that sees none")
+    for name, value in chat.inputs(images, return_tensors="pt").items():
+        batch[name] = value.to(device)
+    # Without these, transformers silently takes the positions of a text.
+    batch["mm_token_type_ids"] = (batch["input_ids"] == chat.image_id).int()
+    return batch
 
 
 def row_sums(lengths: Tensor, values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class CachedSampler:
             version: Number of iterations that have made the model.
         """
         self.model = model
+        self.chat: Any = chat
         self.device = model.device
         self.stop = torch.tensor(sorted(chat.stop_ids), device=self.device)
         self.pad_id = getattr(chat.tokenizer, "pad_token_id", None) or 0
@@ -59,7 +61,8 @@ class CachedSampler:
     def __call__(self, requests: list[Request]) -> list[Sample]:
         """Sample one turn for every request."""
         self._align(requests)
-        logits = self._feed([r.prompt_ids[n:] for r, n in zip(requests, self._seen, strict=True)])
+        logits = self._feed(requests)
+        read = self._mask.sum(1).tolist()
         limit = torch.tensor([r.max_tokens for r in requests], device=self.device)
         length = torch.zeros_like(limit)
         alive = torch.ones_like(limit, dtype=torch.bool)
@@ -74,7 +77,7 @@ class CachedSampler:
             alive = alive & ~torch.isin(token, self.stop) & (length < limit)
             if not alive.any():
                 break
-            logits = self._forward(token[:, None], alive[:, None].long())
+            logits = self._go_on(token, alive)
         # The last token of a turn is fed together with the next observation.
         lengths = length.tolist()
         self._seen = [len(r.prompt_ids) + n - 1 for r, n in zip(requests, lengths, strict=True)]
@@ -82,8 +85,8 @@ class CachedSampler:
         logprobs = torch.stack([p for _, p in sampled], 1).tolist()
         stop = set(self.stop.tolist())
         return [
-            Sample(t[:n], p[:n], "stop" if t[n - 1] in stop else "length", self.version)
-            for t, p, n in zip(tokens, logprobs, lengths, strict=True)
+            Sample(t[:n], p[:n], "stop" if t[n - 1] in stop else "length", self.version, r)
+            for t, p, n, r in zip(tokens, logprobs, lengths, read, strict=True)
         ]
 
     def _align(self, requests: list[Request]) -> None:
@@ -102,25 +105,34 @@ class CachedSampler:
                 self._seen = [self._seen[row] for row in rows]
         self._episodes = [r.episode for r in requests]
 
-    def _feed(self, blocks: list[list[int]]) -> Tensor:
-        """Feed a left-padded block of tokens; returns the logits after it, `[rows, vocab]`."""
+    def _feed(self, requests: Sequence[Request]) -> Tensor:
+        """Feed what the cache has not seen; returns the logits after it, `[rows, vocab]`."""
+        return self._forward(*self._blocks(requests))
+
+    def _go_on(self, token: Tensor, alive: Tensor) -> Tensor:
+        """Feed the token that each row has sampled, `[rows]`, where the row goes on."""
+        return self._forward(token[:, None], alive[:, None].long())
+
+    def _blocks(self, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+        """Return the tokens that the cache has not seen, left-padded, and their mask."""
+        blocks = [r.prompt_ids[n:] for r, n in zip(requests, self._seen, strict=True)]
         width = max(map(len, blocks))
         ids = [[self.pad_id] * (width - len(b)) + b for b in blocks]
         mask = [[0] * (width - len(b)) + [1] * len(b) for b in blocks]
-        return self._forward(
-            torch.tensor(ids, device=self.device), torch.tensor(mask, device=self.device)
-        )
+        return torch.tensor(ids, device=self.device), torch.tensor(mask, device=self.device)
 
-    def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor, **inputs: Tensor) -> Tensor:
         self._mask = torch.cat([self._mask, mask], 1)
-        positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        if "position_ids" not in inputs:
+            positions = (self._mask.cumsum(1) - 1).clamp(min=0)
+            inputs["position_ids"] = positions[:, -ids.shape[1] :]
         output = self.model(
             input_ids=ids,
             attention_mask=self._mask,
-            position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **inputs,
         )
         logits: Tensor = output.logits[:, -1].float()
         return logits

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from gem.core import WrapperLike
 from gem.multi import of_one_seat
 from gem.parameters import listed
 from gem.tasks import Task
 from gem_bench.compare import estimate
-from gem_bench.models import SMALL, load_pretrained, resolved
+from gem_bench.models import SMALL, resolved
 from gem_bench.reference import Learner, rollout
 from gem_bench.stats import Estimate, over_tasks
 from gem_train.experiment.mixtures import Mixture
@@ -107,8 +106,7 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
     spec = resolved(spec)
     making_s = time.process_time() - began
     learner = Learner(spec, torch.device("cpu"), 65_536)
-    tokenizer = load_pretrained(AutoTokenizer, spec.policy.model)
-    chat = spec.policy.chat_format(tokenizer)
+    chat = learner.chat
     tasks = list(Mixture(spec.env, episodes, episodes))
     sampled, greedy = [], []
     for number, first in enumerate(range(0, episodes, _AT_ONCE)):

@@ -64,6 +64,8 @@ class Launch:
     cannot give in this run, and why."""
     passes: Passes | None = None
     """How the trainer divides a batch, as its settings say; None: the adapter does not tell."""
+    images: bool = False
+    """Whether environments may show images."""
 
     @classmethod
     def of(
@@ -125,6 +127,8 @@ class Adapter:
     trainer is not installed."""
     all_seats: bool = False
     """Whether it trains all seats of a match (`seat=all`)."""
+    images: bool = False
+    """Whether it trains on images (`gem.rollout.vision`)."""
     keeps_state: bool = False
     """Whether it keeps the state of an estimator from batch to batch, also in its checkpoints."""
     pairs: tuple[pairs.Pair, ...] = ()
@@ -171,6 +175,7 @@ class Adapter:
         together = [Parity("together", "untried", "; ".join(untried))] if untried else []
         return replace(
             made,
+            images=self.images,
             parity=[*self.table.parity(run), *made.parity, *together],
             untold={**self.table.missing(run), **made.untold},
         )

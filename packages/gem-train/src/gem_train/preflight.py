@@ -1,15 +1,16 @@
 """Checks that this Python environment can play an experiment: begins one episode of each env.
 
-    python -m gem_train.preflight < spec.json
+    python -m gem_train.preflight [--images] < spec.json
 
 reads a RunSpec as JSON. It exits with status 2 and a message if something is missing (a package, a
-sandbox, a server, a judge, a data file) or if an environment shows images. Run it in the Python
-environment in which the trainer plays its episodes; otherwise a missing extra would show as a
-failed batch, minutes later.
+sandbox, a server, a judge, a data file) or, without `--images`, if an environment shows images. Run
+it in the Python environment in which the trainer plays its episodes; otherwise a missing extra
+would show as a failed batch, minutes later.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -37,10 +38,10 @@ def check(tasks: Iterable[Task], *, images: bool = False) -> None:
 
     Args:
         tasks: One for each environment.
-        images: Whether the trainer shows images (`gem.rollout.vision`) and trains on them.
+        images: Whether policies are shown images (`gem.rollout.vision`).
 
     Raises:
-        ConfigurationError: An environment shows images, and the trainer does not.
+        ConfigurationError: An environment shows images, and policies are shown text only.
         GemError: Something that an environment, its tools or their servers need is missing.
     """
     for task in tasks:
@@ -65,13 +66,16 @@ def _first(task: Task) -> Observation:
     return observation
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Check the RunSpec on standard input."""
+    parser = argparse.ArgumentParser(prog="python -m gem_train.preflight")
+    parser.add_argument("--images", action="store_true", help="the trainer trains on images")
+    args = parser.parse_args(argv)
 
     def run() -> None:
         spec = RunSpec.from_mapping(parse(sys.stdin.read(), "standard input"))
         with to_the_end(lambda: 0, lambda: 0):
-            check(environments(spec))
+            check(environments(spec), images=args.images)
             check_judges(spec)
 
     return exit_status(run)

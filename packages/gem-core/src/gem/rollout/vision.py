@@ -72,7 +72,8 @@ class VisionChatFormat(ChatFormat):
         self._processor = images
         self._known: WeakValueDictionary[str, Image] = WeakValueDictionary()
         self._tokens = lru_cache(maxsize=256)(self._count)
-        self._pad = int(processor.image_token_id)
+        self.image_id = self._pad = int(processor.image_token_id)
+        """The placeholder token."""
         kwargs = dict(template_kwargs or {})
         if own := getattr(processor, "chat_template", None):
             kwargs.setdefault("chat_template", own)

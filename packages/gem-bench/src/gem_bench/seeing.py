@@ -1,0 +1,139 @@
+"""Models that see, in the reference trainer: how they are loaded, and how they sample.
+
+A model sees if its configuration has a part `vision_config`, as those of Qwen2-VL's kind have.
+transformers reads its images with torchvision where that is installed, else with Pillow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
+
+# transformers itself hides this name where torchvision is missing; the class can do without.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+from gem.errors import ConfigurationError
+from gem.rollout import ChatFormat, Request
+from gem_bench.models import load_pretrained
+from gem_bench.sampler import CachedSampler
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What a chat format with images needs of a model's processor; no videos, no torchvision."""
+
+    tokenizer: Any
+    image_processor: Any
+    image_token_id: int
+    video_token_id: int | None
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write both parts into a model's folder."""
+        self.tokenizer.save_pretrained(folder)
+        self.image_processor.save_pretrained(folder)
+
+
+def load_policy(model: str) -> Any:
+    """Return the model of `policy.model` in fp32: a causal one, or one that sees, too.
+
+    Raises:
+        ConfigurationError: It cannot be loaded.
+    """
+    kind = AutoModelForImageTextToText if _sees(_config(model)) else AutoModelForCausalLM
+    return load_pretrained(kind, model, dtype=torch.float32)
+
+
+def load_tokenizer(model: str) -> Any:
+    """Return the tokenizer of `policy.model`; of a model that sees a `Processor`.
+
+    Raises:
+        ConfigurationError: It cannot be loaded.
+    """
+    config, tokenizer = _config(model), load_pretrained(AutoTokenizer, model)
+    if not _sees(config):
+        return tokenizer
+    images = load_pretrained(AutoImageProcessor, model)
+    try:
+        token = config.image_token_id
+    except AttributeError as error:
+        raise ConfigurationError(
+            f"policy.model: {model!r} sees, but has no token that stands for an image "
+            "(image_token_id); supported are models of Qwen2-VL's kind"
+        ) from error
+    return Processor(tokenizer, images, token, getattr(config, "video_token_id", None))
+
+
+def _config(model: str) -> Any:
+    return load_pretrained(AutoConfig, model)
+
+
+def _sees(config: Any) -> bool:
+    return getattr(config, "vision_config", None) is not None
+
+
+class SeeingSampler(CachedSampler):
+    """Samples conversations with images: their positions have three coordinates.
+
+    The model says which (`get_rope_index`), for the whole prompt of a turn. Sampled tokens go on
+    from the largest one. Only images that the cache has not seen are looked at.
+    """
+
+    _next: Tensor
+    """Position of the next token of each row, `[rows]`."""
+
+    def _feed(self, requests: Sequence[Request]) -> Tensor:
+        pad = self.chat.image_id
+        places, images = [], []
+        for request, seen in zip(requests, self._seen, strict=True):
+            places.append(self._places(request))
+            first = request.prompt_ids[:seen].count(pad)
+            for image in request.images:
+                if first < 1:
+                    images.append(image)
+                first -= image.tokens
+        self._next = torch.stack([each.max() + 1 for each in places])
+        new = [p[:, n:] for p, n in zip(places, self._seen, strict=True)]
+        width = max(each.shape[1] for each in new)
+        positions = torch.stack(
+            [torch.nn.functional.pad(each, (width - each.shape[1], 0)) for each in new], 1
+        )
+        ids, mask = self._blocks(requests)
+        shown = self.chat.inputs(images, return_tensors="pt") if images else {}
+        inputs = {name: value.to(self.device) for name, value in shown.items()}
+        return self._forward(ids, mask, position_ids=positions, **inputs)
+
+    def _places(self, request: Request) -> Tensor:
+        """Return the positions of a prompt, `[3, length]`."""
+        ids = torch.tensor([request.prompt_ids], device=self.device)
+        if not request.images:
+            return torch.arange(ids.shape[1], device=self.device).expand(3, -1)
+        shown = self.chat.inputs(request.images, return_tensors="pt")["image_grid_thw"]
+        positions: Tensor = self.model.model.get_rope_index(
+            ids,
+            mm_token_type_ids=(ids == self.chat.image_id).int(),
+            image_grid_thw=shown.to(self.device),
+            attention_mask=torch.ones_like(ids),
+        )[0]
+        return positions[:, 0]
+
+    def _go_on(self, token: Tensor, alive: Tensor) -> Tensor:
+        positions = self._next[None, :, None].expand(3, -1, -1)
+        self._next = self._next + alive
+        return self._forward(token[:, None], alive[:, None].long(), position_ids=positions)
+
+
+def sampler(model: Any, chat: ChatFormat, *arguments: Any) -> CachedSampler:
+    """Return the sampler that fits a chat format; see `CachedSampler`."""
+    kind = SeeingSampler if chat.shows_images else CachedSampler
+    return kind(model, chat, *arguments)
