@@ -36,6 +36,7 @@ BOARDS = {
 TASKS = {
     "image:Count-v0": 3,
     "image:Compare-v0": 1,
+    "image:Colour-v0": 2,
     "image:Clock-v0": 0,
     "image:Angle-v0": 2,
     "image:Bars-v0": 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,30 @@ def test_images_count_by_their_bytes(tmp_path: Path) -> None:
     assert canonical(inside) == inside  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="a path, bytes or a PIL image, got int"):
         canonical([{"type": "image", "image": 3}])
+
+
+def packed(pixels: bytes, level: int, colour: bytes = b"\0\0\0") -> bytes:
+    """Return a PNG file of one row of three pixels."""
+    header = b"\0\0\0\3\0\0\0\1\x08\3\0\0\0"
+    rows = zlib.compress(b"\0" + pixels, level)
+    # In two parts, as libraries write large images.
+    parts = ((b"IHDR", header), (b"PLTE", colour), (b"IDAT", rows[:5]), (b"IDAT", rows[5:]))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+        for kind, data in (*parts, (b"IEND", b""))
+    )
+
+
+def test_png_files_count_by_their_pixels_and_not_by_how_zlib_packs_them() -> None:
+    def told(file: bytes) -> Any:
+        return canonical([{"type": "image", "image": file}])
+
+    assert packed(b"\0\0\0", 0) != packed(b"\0\0\0", 9)
+    assert told(packed(b"\0\0\0", 0)) == told(packed(b"\0\0\0", 9))
+    assert told(packed(b"\0\0\0", 0)) != told(packed(b"\0\0\1", 0))
+    assert told(packed(b"\0\0\0", 0)) != told(packed(b"\0\0\0", 0, b"\0\0\1"))
+    damaged = packed(b"\0\0\0", 9)[:-30]
+    assert told(damaged) != told(damaged[:-1])
 
 
 def test_images_in_memory_count_by_size_and_pixels() -> None:

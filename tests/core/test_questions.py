@@ -9,6 +9,7 @@ import pytest
 import gem
 from gem.errors import ConfigurationError
 from gem.tasks import Task
+from gem.wrappers.questions import place
 
 ENV = "game:FifteenPuzzle-v0-easy"
 
@@ -75,3 +76,31 @@ def test_rewards_are_shifted_after_they_are_scaled() -> None:
     assert env.step(env.oracle_action())[1] == 1.0
     with pytest.raises(ConfigurationError, match="offset"):
         gem.make("math:ASDiv2K", source="sample", wrappers=[{**wrapper, "offset": float("nan")}])
+
+
+def test_questions_with_the_same_text_are_told_apart_by_their_pictures() -> None:
+    pytest.importorskip("gem_vision", reason="needs the extra images")
+    env = gem.make("image:Colour-v0-easy")
+    shown = [env.reset(seed=seed)[0] for seed in range(40)]
+    assert len({observation[0]["text"] for observation in shown}) < 5
+    assert len({place(observation) for observation in shown}) > 35
+    image = pytest.importorskip("PIL.Image")
+    # An image of Pillow says where it is in memory.
+    pixels = [[{"type": "image", "image": image.new("L", (2, 2), shade)}] for shade in (3, 3, 4)]
+    assert place(pixels[0]) == place(pixels[1]) != place(pixels[2])
+
+
+def test_a_control_is_shown_the_texts_alone() -> None:
+    pytest.importorskip("gem_vision", reason="needs the extra images")
+    params = {"size": 3, "modality": "both"}
+    seen, blind = (
+        gem.make("game:Maze-v0", wrappers=wrappers, **params)
+        for wrappers in ([], ["without_images"])
+    )
+    shown, told = seen.reset(seed=1)[0], blind.reset(seed=1)[0]
+    assert [part for part in shown if part["type"] == "text"] == told
+    assert len(told) < len(shown)
+    action = seen.oracle_action()
+    assert seen.step(action)[1:] == blind.step(action)[1:]
+    words = gem.make("game:Maze-v0", wrappers=["without_images"], size=3)
+    assert isinstance(words.reset(seed=1)[0], str)

@@ -98,6 +98,33 @@ def test_filler_stands_before_the_action_and_changes_nothing() -> None:
         assert env.step(said.pop())[1] == 1.0
 
 
+def test_an_environment_with_images_is_cloned_by_a_model_that_sees(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    pytest.importorskip("gem_vision", reason="needs the extra images")
+    env, quick = "image:Colour-v0-easy", replace(QUICK, hidden=64, episodes=8)
+    budget = Budget(turn_tokens=24, response_tokens=320, prompt_tokens=256)
+    control = {"wrappers": [{"name": "series", "most": 2}, "without_images"]}
+    made = [
+        ensure(env, params, Prompting(), budget, quick, cache=tmp_path, progress=False)
+        for params in ({}, {"wrappers": control["wrappers"][:1]}, control)
+    ]
+    assert AutoConfig.from_pretrained(made[0]).vision_config is not None
+    assert (made[0] / "preprocessor_config.json").exists()
+    # The control begins with the same model.
+    assert made[0] != made[1] == made[2]
+    rows = small.cloned_rows(
+        cloned_tasks(env, control, quick), _seeing_chat(made[2]), "chat", budget, Player(quick), 1.0
+    )
+    assert [len(row.images) for row in rows] == [2] * 8
+
+
+def _seeing_chat(folder: Path) -> Any:
+    from gem_bench.seeing import load_tokenizer
+
+    return Prompting().chat_format(load_tokenizer(str(folder)))
+
+
 def test_questions_of_training_can_be_left_out_of_cloning() -> None:
     split = {"name": "questions", "first": 0.5}
     scaled = {"name": "scale_reward", "offset": 1.0}

@@ -20,7 +20,7 @@ from gem_check import check_env
 from gem_vision.drawing import CELL, COLOURS
 from gem_vision.tasks.puzzles import Grid, Path, Rotation
 from gem_vision.tasks.reading import Angle, Bars, Clock
-from gem_vision.tasks.shapes import Compare, Count
+from gem_vision.tasks.shapes import Colour, Compare, Count
 
 IDS = gem.list_envs("image:")
 SEEDS = range(25)
@@ -34,6 +34,9 @@ HASHES: dict[str, str] = {
     "image:Clock-v0": "715c9eb31c79cfd7",
     "image:Clock-v0-easy": "b85676493661fed4",
     "image:Clock-v0-hard": "fc9da86646017784",
+    "image:Colour-v0": "1caab16e0dd91374",
+    "image:Colour-v0-easy": "ed85d210965afd93",
+    "image:Colour-v0-hard": "32fcdd66bf034a83",
     "image:Compare-v0": "9347d81cd51c19f0",
     "image:Compare-v0-easy": "478875e1bfc044d5",
     "image:Compare-v0-hard": "4bad0152dc5ca1ae",
@@ -83,8 +86,8 @@ def areas(mask: np.ndarray) -> list[int]:
     return found
 
 
-def test_there_are_eight_generators_of_three_levels() -> None:
-    assert len(IDS) == 24
+def test_there_are_nine_generators_of_three_levels() -> None:
+    assert len(IDS) == 27
     assert {id.rpartition("-v0")[2] for id in IDS} == {"", "-easy", "-hard"}
 
 
@@ -148,6 +151,32 @@ def test_count_does_not_count_what_looks_alike() -> None:
         colour = env.question.split()[2]
         # Shapes touch no others: the areas of a colour are the shapes of that colour.
         assert len(areas(where(picture, colour))) >= int(env.answer)
+
+
+def test_a_colour_is_that_of_the_shape_that_fills_so_much_of_its_box() -> None:
+    env = Colour(shapes=1)
+    for seed in SEEDS:
+        picture = begun(env, seed)
+        [colour] = [each for each in env.words if where(picture, each).any()]
+        assert env.answer == colour
+
+
+def test_the_shape_that_is_asked_for_is_told_from_others_by_its_area() -> None:
+    env = Colour(shapes=4)
+    for seed in SEEDS:
+        picture = begun(env, seed)
+        full = {"square": 1.0, "circle": math.pi / 4, "triangle": 0.5, "diamond": 0.5}
+        of_kind = full[env.question.split()[-1].strip("?")]
+        # A quarter of the picture has one shape. Its share of its box is near that of its kind.
+        quarters = [q for half in np.split(picture, 2) for q in np.split(half, 2, axis=1)]
+        shares = []
+        for quarter in quarters:
+            mask = (quarter != 255).any(axis=2)
+            rows, columns = np.nonzero(mask)
+            box = (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+            colour = next(each for each in env.words if where(quarter, each).any())
+            shares.append((mask.sum() / box, colour))
+        assert env.answer in [c for share, c in shares if abs(share - of_kind) < 0.08]
 
 
 @pytest.mark.parametrize("margin", [1, 5])
@@ -305,6 +334,8 @@ def test_a_grid_has_one_colour_for_the_cell_that_is_asked_for(size: int, empty: 
         (lambda: Path(nodes=2), "nodes must be"),
         (lambda: Rotation(squares=3), "squares must be"),
         (lambda: Compare(shapes=7), "shapes must be"),
+        (lambda: Colour(shapes=5), "shapes must be"),
+        (lambda: Colour(colours=1), "colours must be"),
     ],
 )
 def test_a_parameter_that_cannot_be_is_refused_by_name(make: Any, said: str) -> None:

@@ -7,8 +7,6 @@ transformers reads its images with torchvision where that is installed, else wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,23 +23,9 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from gem.errors import ConfigurationError
 from gem.rollout import ChatFormat, Request
+from gem.rollout.vision import Processor
 from gem_bench.models import load_pretrained
 from gem_bench.sampler import CachedSampler
-
-
-@dataclass(frozen=True)
-class Processor:
-    """What a chat format with images needs of a model's processor; no videos, no torchvision."""
-
-    tokenizer: Any
-    image_processor: Any
-    image_token_id: int
-    video_token_id: int | None
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write both parts into a model's folder."""
-        self.tokenizer.save_pretrained(folder)
-        self.image_processor.save_pretrained(folder)
 
 
 def load_policy(model: str) -> Any:
@@ -86,7 +70,8 @@ class SeeingSampler(CachedSampler):
     """Samples conversations with images: their positions have three coordinates.
 
     The model says which (`get_rope_index`), for the whole prompt of a turn. Sampled tokens go on
-    from the largest one. Only images that the cache has not seen are looked at.
+    from the largest one. Only images that the cache has not seen are looked at. A prompt that has
+    other placeholders than its images need is a `RolloutError`.
     """
 
     _next: Tensor
@@ -96,6 +81,7 @@ class SeeingSampler(CachedSampler):
         pad = self.chat.image_id
         places, images = [], []
         for request, seen in zip(requests, self._seen, strict=True):
+            self.chat.collapse(request.prompt_ids, request.images)
             places.append(self._places(request))
             first = request.prompt_ids[:seen].count(pad)
             for image in request.images:

@@ -20,7 +20,7 @@ every statistic and have advantage and return 0. No function ever returns NaN. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -96,12 +96,14 @@ class TurnTable:
                 repeat, a part has no name, or a valid turn's reward or value is not finite or above
                 `MAX_MAGNITUDE`.
         """
-        for index, row in enumerate(rewards):
-            if not isinstance(row, Sized):
-                raise ConfigurationError(
-                    f"rewards must be rewards[episode][turn], a list for each episode; that of "
-                    f"episode {index} is {row!r:.80}"
-                )
+        sizes: list[int] = []
+        try:
+            sizes.extend(map(len, rewards))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"rewards must be rewards[episode][turn], a list for each episode; that of "
+                f"episode {len(sizes)} is {rewards[len(sizes)]!r:.80}"
+            ) from error
         episodes = len(rewards)
         columns = {"groups": groups, "parts": parts, "valid": valid, "values": values}
         for name, column in columns.items():
@@ -109,7 +111,7 @@ class TurnTable:
                 raise ConfigurationError(
                     f"{name} has {len(column)} entries for {episodes} episodes"
                 )
-        lengths = np.array([len(r) for r in rewards], dtype=np.int64)
+        lengths = np.array(sizes, dtype=np.int64)
         if values is not None:
             for index, (r, v) in enumerate(zip(rewards, values, strict=True)):
                 if len(r) != len(v):

@@ -7,6 +7,7 @@ keys, so that a fingerprint is the same on every platform.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gem.trajectory import Trajectory
 
 _DIGEST_BYTES = 12
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,26 @@ def _image_digest(part: Mapping[str, Any]) -> str:
         raise ConfigurationError(
             f"an observation's image is a path, bytes or a PIL image, got {type(image).__name__}"
         )
-    return blake2b(image, digest_size=_DIGEST_BYTES).hexdigest()
+    return blake2b(_pixels(bytes(image)), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _pixels(file: bytes) -> bytes:
+    """Return a PNG file with its pixels unpacked: other versions of zlib pack them otherwise."""
+    if not file.startswith(_PNG):
+        return file
+    others, packed, at = [_PNG], b"", len(_PNG)
+    while at < len(file):
+        length = int.from_bytes(file[at : at + 4], "big")
+        kind, data = file[at + 4 : at + 8], file[at + 8 : at + 8 + length]
+        if kind == b"IDAT":
+            packed += data
+        else:
+            others += [kind, data]
+        at += 12 + length
+    try:
+        return b"".join([*others, zlib.decompress(packed)])
+    except zlib.error:  # a damaged file is hashed as it is
+        return file
 
 
 def _digest(value: Any) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
+from gem.rollout import ChatFormat
 from gem.seeding import stream
 from gem.tables import assignments, build
 from gem.trajectory import TrainingRow
@@ -129,6 +130,7 @@ def clone(
     lr: float,
     seed: int = 0,
     progress: str | None = None,
+    chat: ChatFormat | None = None,
 ) -> float:
     """Train `model` to say what was said in `rows`; returns the last loss (nats per token).
 
@@ -142,6 +144,7 @@ def clone(
         lr: Initial learning rate.
         seed: Of the order of the rows.
         progress: Title of a progress bar on standard error; None shows none.
+        chat: A chat format that shows images, if rows have any.
     """
     import torch
     from torch.nn.functional import cross_entropy
@@ -157,8 +160,10 @@ def clone(
             if at + batch > len(rows):
                 rng.shuffle(order)
                 at = 0
-            ids, mask, labels = _cloning_batch([rows[i] for i in order[at : at + batch]])
+            shown = [rows[i] for i in order[at : at + batch]]
+            ids, mask, labels = _cloning_batch(shown)
             at += batch
+            seen = _seen(shown, ids, chat)
             # Logits only where some row has a token to learn.
             kept = (labels >= 0).any(0).nonzero()[:, 0]
             logits = model(
@@ -166,6 +171,7 @@ def clone(
                 attention_mask=mask.to(model.device),
                 logits_to_keep=(kept - 1).to(model.device),
                 use_cache=False,
+                **{name: value.to(model.device) for name, value in seen.items()},
             ).logits
             targets = labels[:, kept].to(model.device)
             loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
@@ -191,6 +197,16 @@ def _cloning_batch(rows: list[TrainingRow]) -> tuple[Any, Any, Any]:
         mask[i, :end] = 1
         labels[i, start:end] = torch.where(torch.tensor(row.mask) == 1, ids[i, start:end], -1)
     return ids, mask, labels
+
+
+def _seen(rows: list[TrainingRow], ids: Any, chat: Any) -> dict[str, Any]:
+    """Return what a model that sees is given besides ids and mask."""
+    images = [image for row in rows for image in row.images]
+    if not images:
+        return {}
+    # Without types of tokens the model silently takes the positions of a text.
+    types = (ids == chat.image_id).int()
+    return {**chat.inputs(images, return_tensors="pt"), "mm_token_type_ids": types}
 
 
 def read_settings(cls: type[T], text: str, name: str) -> T:
@@ -270,6 +286,7 @@ def ensure_model(
     *,
     code: Sequence[str | Path],
     cache: str | Path | None = None,
+    finish: Callable[[Path], None] = lambda _: None,
 ) -> Path:
     """Return the folder of a model, making it if it is not in the cache.
 
@@ -284,6 +301,7 @@ def ensure_model(
         warm_start: Returns the model and its last cloning loss; runs on one thread.
         code: Files that `warm_start` is written in.
         cache: Cache folder, see `cache_folder`.
+        finish: Adds files to the folder of the model.
     """
     versions = {package: version(package) for package in ("torch", "tokenizers", "transformers")}
     files = [code_hash(path) for path in (*code, __file__)]
@@ -293,6 +311,7 @@ def ensure_model(
         with _one_thread():
             model, loss = warm_start()
         save(model, tokenizer, folder)
+        finish(folder)
         about = {
             "recipe": inputs["recipe"],
             "fingerprint": fingerprint(inputs),

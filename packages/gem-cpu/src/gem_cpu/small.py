@@ -12,12 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase
 from typing import Any
 
-from gem.core import Env
+from gem.core import Env, Observation
 from gem.errors import ConfigurationError
 from gem.parameters import listed
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
@@ -26,6 +27,7 @@ from gem.seeding import stream
 from gem.tables import setting
 from gem.tasks import Task
 from gem.trajectory import TrainingRow
+from gem_cpu import tiny_vl
 from gem_cpu.cloning import (
     EOS,
     Size,
@@ -180,9 +182,10 @@ class Mixed:
 
     def __call__(self, requests: list[Request]) -> list[Sample]:
         """Answer every request."""
-        return [self._sample(request.episode, request.max_tokens) for request in requests]
+        return [self._sample(request) for request in requests]
 
-    def _sample(self, episode: int, most: int) -> Sample:
+    def _sample(self, request: Request) -> Sample:
+        episode, most = request.episode, request.max_tokens
         env = self._envs[self._tasks[episode].seed]
         action = self._player.action(env, self._competent, self._rng[episode])
         ids = [*self._chat.encode_text(action), EOS]
@@ -191,16 +194,19 @@ class Mixed:
                 f"policy.model: an action of {len(ids)} tokens does not fit into the {most} that "
                 "turn_tokens and response_tokens leave it"
             )
-        return Sample(ids, None, "stop")
+        return Sample(ids, None, "stop", prompt_tokens=len(request.prompt_ids))
 
 
 def cloned_tasks(env_id: str, params: Mapping[str, Any], cloning: Cloning) -> list[Task]:
-    """Return the tasks whose episodes the model clones; their rewards do not matter."""
+    """Return the tasks whose episodes the model clones; their rewards do not matter.
+
+    They show images even if the run does not: it may be the control of another one.
+    """
     wrappers = [
         {"name": each} if isinstance(each, str) else each
         for each in listed("wrappers", params.get("wrappers", ()), callable)
     ]
-    left_out = {"scale_reward"}
+    left_out = {"scale_reward", "without_images"}
     split = []
     if (cloning.first, cloning.last) != (None, None):
         first, last = cloning.first or 0.0, 1.0 if cloning.last is None else cloning.last
@@ -252,15 +258,26 @@ def ensure(
     texts = _texts(tasks[:200], player)
     # A conversation's end is an observation and the beginning of a reply.
     positions = 64 * (most // 64 + 2)
-    tokenizer = train_tokenizer(texts, cloning.vocabulary, positions)
-    chat = prompting.chat_format(tokenizer)
+    sight = None
+    if _shows_images(tasks[0]):
+        size = {"hidden": cloning.hidden, "layers": cloning.layers, "heads": cloning.hidden // 32}
+        sight = tiny_vl.Recipe(
+            seed=cloning.seed, vocabulary=cloning.vocabulary, max_positions=positions, **size
+        )
+        tokenizer = tiny_vl.new_tokenizer(sight, texts)
+        chat = prompting.chat_format(tiny_vl.processor(sight, tokenizer))
+    else:
+        tokenizer = train_tokenizer(texts, cloning.vocabulary, positions)
+        chat = prompting.chat_format(tokenizer)
 
     def rows(competent: float, n: int) -> list[TrainingRow]:
         return cloned_rows(tasks[:n], chat, prompting.context, budget, player, competent)
 
     def warm_start() -> tuple[Any, float]:
         size = Size(cloning.vocabulary, cloning.hidden, cloning.layers, positions)
-        model, loss = new_model(size, cloning.seed), 0.0
+        text = sight is None
+        model = new_model(size, cloning.seed) if text else tiny_vl.new_model(sight, tokenizer)
+        loss = 0.0
         for number, (competent, steps, lr) in enumerate(
             (
                 (1.0, cloning.careful_steps, cloning.lr),
@@ -276,6 +293,7 @@ def ensure(
                 lr=lr,
                 seed=cloning.seed,
                 progress=f"small model of {env_id}, {number} of 2" if progress else None,
+                chat=chat,
             )
         return model, loss
 
@@ -286,9 +304,27 @@ def ensure(
         "budget": asdict(budget),
         "cloning": asdict(cloning),
     }
-    layout = [(r.prompt_ids, r.response_ids, r.mask) for r in rows(cloning.competent, 8)]
+    shown = rows(cloning.competent, 8)
+    layout = [(r.prompt_ids, r.response_ids, r.mask) for r in shown]
     inputs = {"recipe": recipe, "texts": texts, "layout": layout}
-    return ensure_model("small", tokenizer, inputs, warm_start, code=[__file__], cache=cache)
+    if sight is None:
+        return ensure_model("small", tokenizer, inputs, warm_start, code=[__file__], cache=cache)
+    return ensure_model(
+        "small-vl",
+        tokenizer,
+        {**inputs, "images": [[image.digest for image in row.images] for row in shown]},
+        warm_start,
+        code=[__file__, tiny_vl.__file__],
+        cache=cache,
+        finish=partial(tiny_vl.add_sight, recipe=sight),
+    )
+
+
+def _shows_images(task: Task) -> bool:
+    with task.make() as env:
+        observation, _ = env.reset(seed=task.seed)
+    parts = () if isinstance(observation, str) else observation
+    return any(part["type"] == "image" for part in parts)
 
 
 def _texts(tasks: Sequence[Task], player: Player) -> list[str]:
@@ -301,10 +337,16 @@ def _texts(tasks: Sequence[Task], player: Player) -> list[str]:
             over = False
             while not over:
                 action = player.action(env, 0.5, rng)
-                texts += [f"user\n{observation}\nassistant\n", action]
+                texts += [f"user\n{_words(observation)}\nassistant\n", action]
                 observation, _, terminated, truncated, _ = env.step(action)
                 over = terminated or truncated
     return texts
+
+
+def _words(observation: Observation) -> str:
+    if isinstance(observation, str):
+        return observation
+    return "".join(part["text"] for part in observation if part["type"] == "text")
 
 
 def cloned_rows(

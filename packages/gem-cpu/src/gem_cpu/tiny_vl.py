@@ -18,12 +18,14 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from gem.json_lines import read_json
+from gem.rollout.vision import Processor
 from gem_cpu import cloning
 from gem_cpu.cloning import (
     EOS,
@@ -122,37 +124,53 @@ def ensure(recipe: Recipe | None = None, *, cache: str | Path | None = None) -> 
     key = fingerprint({"recipe": asdict(recipe), "code": code, "versions": versions})
 
     def write(folder: Path) -> None:
-        model = new_model(recipe)
-        save(model, new_tokenizer(recipe), folder)
-        # Version 4 of transformers does not read the list by its newer name.
-        settings = read_json(folder / "tokenizer_config.json", dict[str, Any])
-        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
-        _write(folder / "tokenizer_config.json", settings)
-        _write(folder / "preprocessor_config.json", image_settings(recipe))
+        tokenizer = new_tokenizer(recipe)
+        model = new_model(recipe, tokenizer)
+        save(model, tokenizer, folder)
+        add_sight(folder, recipe)
         about = {"recipe": asdict(recipe), "versions": versions}
         _write(folder / "gem_model.json", about | {"parameters": model.num_parameters()})
 
     return make_once(cache_folder(cache) / f"tiny-vl-{key}", write)
 
 
-def new_tokenizer(recipe: Recipe) -> Any:
+def new_tokenizer(recipe: Recipe, texts: Sequence[str] = tuple(_TEXTS)) -> Any:
     """Train the tokenizer; its last ids are the special tokens that ChatML does not have."""
     words = recipe.vocabulary - len(_SPECIAL)
-    tokenizer = train_tokenizer(_TEXTS, words, recipe.max_positions)
+    tokenizer = train_tokenizer(list(texts), words, recipe.max_positions)
     # Qwen2.5-VL names the beginning of a message, too, which ChatML's tokenizer has already.
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", *_SPECIAL]})
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
-def new_model(recipe: Recipe) -> Any:
+def processor(recipe: Recipe, tokenizer: Any) -> Processor:
+    """Return what a chat format of the model is made from; torchvision is not needed."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    settings = image_settings(recipe)
+    images = Qwen2VLImageProcessorPil(**{k: v for k, v in settings.items() if "_type" not in k})
+    ids = tokenizer.convert_tokens_to_ids
+    return Processor(tokenizer, images, ids(IMAGE_TOKEN), ids("<|video_pad|>"))
+
+
+def add_sight(folder: Path, recipe: Recipe) -> None:
+    """Add to a saved model what transformers needs to show it pictures."""
+    # Version 4 of transformers does not read the list by its newer name.
+    settings = read_json(folder / "tokenizer_config.json", dict[str, Any])
+    settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    _write(folder / "tokenizer_config.json", settings)
+    _write(folder / "preprocessor_config.json", image_settings(recipe))
+
+
+def new_model(recipe: Recipe, tokenizer: Any) -> Any:
     """Return the randomly initialised model in fp32."""
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     half = recipe.hidden // recipe.heads // 2
     section = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
-    ids = new_tokenizer(recipe).convert_tokens_to_ids
+    ids = tokenizer.convert_tokens_to_ids
     shape = {"hidden_size": recipe.hidden, "intermediate_size": 2 * recipe.hidden}
     config = Qwen2_5_VLConfig(
         text_config={

@@ -27,6 +27,7 @@ _TASKS: dict[str, tuple[str, dict[str, tuple[Any, Any, Any]]]] = {
             "seconds": (False, False, True),
         },
     ),
+    "Colour": ("shapes:Colour", {"shapes": (3, 1, 4), "colours": (6, 4, 6)}),
     "Compare": (
         "shapes:Compare",
         {"shapes": (4, 3, 6), "distractors": (2, 0, 8), "margin": (3, 6, 1)},

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -33,6 +34,22 @@ _ORIENTATION = 0x0112
 """EXIF tag. Some readers obey it, some do not; the same holds for transparency."""
 _ONE = (1,)
 """Content of a message with one image of one token."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What `VisionChatFormat` needs of a processor, from its parts: no videos, no torchvision."""
+
+    tokenizer: Any
+    image_processor: Any
+    """Of transformers, such as `Qwen2VLImageProcessorPil`."""
+    image_token_id: int
+    video_token_id: int | None = None
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write both parts into the folder of a model."""
+        self.tokenizer.save_pretrained(folder)
+        self.image_processor.save_pretrained(folder)
 
 
 class VisionChatFormat(ChatFormat):

@@ -15,6 +15,7 @@ from gem.errors import ConfigurationError
 from gem.parameters import listed, require_known
 from gem.specs import imported
 from gem.wrappers.checked import Checked
+from gem.wrappers.images import WithoutImages
 from gem.wrappers.questions import Questions
 from gem.wrappers.rewards import ScaleReward
 from gem.wrappers.tool_env import ToolEnv
@@ -31,6 +32,7 @@ __all__ = [
     "ScaleReward",
     "Series",
     "ToolEnv",
+    "WithoutImages",
     "WrapperLike",
     "wrap",
 ]
@@ -44,6 +46,7 @@ WRAPPERS: dict[str, Callable[..., Env]] = {
     "attempts": Attempts,
     "series": Series,
     "checked": Checked,
+    "without_images": WithoutImages,
 }
 """Wrappers by name."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gem.core import Env, Info, Observation, Wrapper
 from gem.errors import ConfigurationError
+from gem.fingerprint import canonical
 from gem.parameters import number
 
 _MOST = 1_000
@@ -57,6 +58,6 @@ class Questions(Wrapper):
 
 
 def place(observation: Observation) -> float:
-    """Return the place of a question from 0 to 1 (exclusive), from the SHA-256 of its text."""
-    digest = hashlib.sha256(str(observation).encode()).digest()
+    """Return the place of a question from 0 to 1 (exclusive), from the SHA-256 of what it shows."""
+    digest = hashlib.sha256(str(canonical(observation)).encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48

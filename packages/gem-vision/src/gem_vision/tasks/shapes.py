@@ -90,6 +90,42 @@ class Count(Question):
         return tuple(map(str, range(self.max_targets + 1)))
 
 
+class Colour(Question):
+    """Which colour is the shape of a kind, among shapes of other kinds?"""
+
+    def __init__(self, shapes: int = 3, colours: int = 6, *, seed: int | None = None) -> None:
+        """Set the parameters.
+
+        Args:
+            shapes: Shapes in the picture, each of a kind of its own, 1 to 4.
+            colours: Colours that they are drawn from, 2 to 6.
+            seed: Seed of the first `reset` that is not given one.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
+        """
+        super().__init__(seed=seed)
+        self.shapes = integer("shapes", shapes, 1, len(SHAPES))
+        self.words = COLOURS[: integer("colours", colours, 2, len(COLOURS))]
+        self.expected = f"one of {', '.join(self.words)}"
+
+    def _draw(self) -> Canvas:
+        rng = self.rng
+        shown = rng.sample(SHAPES, self.shapes)
+        side = 1 if self.shapes == 1 else 2
+        canvas = Canvas(2 * CELL * side, 2 * CELL * side)
+        colours = [rng.choice(self.words) for _ in shown]
+        places = rng.sample(range(side * side), self.shapes)
+        for shape, colour, place in zip(shown, colours, places, strict=True):
+            row, column = divmod(place, side)
+            x = CELL * (2 * column + 1) + rng.randint(-3, 3)
+            y = CELL * (2 * row + 1) + rng.randint(-3, 3)
+            draw_shape(canvas, shape, x, y, rng.randint(14, 23), colour)
+        self.question = f"Which colour is the {shown[0]}?"
+        self.answer = colours[0]
+        return canvas
+
+
 class Compare(Question):
     """Which colour has the largest, or the smallest, shape of a kind?
 
