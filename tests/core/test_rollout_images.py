@@ -19,7 +19,7 @@ PIL = pytest.importorskip("PIL.Image")
 from echo import TASK  # noqa: E402
 from seeing import picture, png, read_by_engine  # noqa: E402
 
-from gem.errors import ConfigurationError, RolloutError  # noqa: E402
+from gem.errors import ConfigurationError, ContractError, RolloutError  # noqa: E402
 from gem.fingerprint import canonical  # noqa: E402
 from gem.rollout import Budget, ChatFormat, Prompting, Sample  # noqa: E402
 from gem.rollout.play import Episode  # noqa: E402
@@ -310,7 +310,7 @@ def test_an_image_may_be_a_file_bytes_or_of_pillow(one: Any, tmp_path: Path) -> 
     assert canonical(memory) == canonical([{"type": "image", "image": picture(FILES[0])}])
     assert canonical(kept)[0] == canonical(shown[:1])[0]
     for wrong in (b"no image", tmp_path / "gone.png", 3):
-        with pytest.raises(ConfigurationError, match="image"):
+        with pytest.raises(ContractError, match="image"):
             chat.accept([{"type": "image", "image": wrong}])
 
 

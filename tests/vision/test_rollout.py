@@ -59,3 +59,47 @@ def test_a_game_is_played_as_pictures(make_tokenizer: Any, modality: str) -> Non
     [picture] = [part["image"] for part in observation if part["type"] == "image"]
     assert played[0].turns[0].images[0].data == picture
     assert all(trajectory.drift == [] for trajectory in played)
+
+
+class Torn(gem.Env):
+    """Shows a damaged file in one turn."""
+
+    def __init__(self, at: int, kept: int) -> None:
+        super().__init__()
+        self.at, self.kept = at, kept
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        super().reset(seed=seed)
+        self.turn = 0
+        return self._shown(), {}
+
+    def step(self, action: str) -> Any:
+        self.turn += 1
+        return self._shown(), 1.0, self.turn == 2, False, {}
+
+    def _shown(self) -> Any:
+        picture = gem.make("image:Clock-v0").reset(seed=0)[0][1]["image"]
+        kept = self.kept if self.turn == self.at else None
+        return [{"type": "image", "image": picture[:kept]}]
+
+
+@pytest.mark.parametrize(("at", "kept"), [(0, 60), (1, 60), (0, -40)])
+def test_an_image_that_cannot_be_read_voids_its_episode_and_no_other(
+    make_tokenizer: Any, at: int, kept: int
+) -> None:
+    words = make_tokenizer(["you see the board"], 300)
+    chat = VisionChatFormat(tiny_processor.make(words))
+    end = words.convert_tokens_to_ids("<|im_end|>")
+
+    def sampler(batch: list[Request]) -> list[Sample]:
+        return [
+            Sample([end], None, "stop", prompt_tokens=len(request.prompt_ids)) for request in batch
+        ]
+
+    tasks = [Task("test:Torn", seed, {"at": at if seed else 5, "kept": kept}) for seed in range(2)]
+    whole, torn = play_batch(
+        tasks, sampler, chat, budget=BUDGET, make_env=lambda task: Torn(**task.params)
+    )
+    assert whole.valid and whole.total_reward == 2.0
+    assert torn.failure is not None and torn.failure.cause == "environment"
+    assert "cannot read an image" in torn.failure.message

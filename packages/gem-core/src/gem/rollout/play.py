@@ -14,7 +14,7 @@ from typing import TypeAlias
 from gem.blame import boundary
 from gem.contract import scalars
 from gem.core import Env, Info, Observation, Step
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError, ContractError, RolloutError
 from gem.executors.asynchronous import AsyncEnv
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
@@ -140,8 +140,9 @@ class Episode:
         self.trajectory = Trajectory(self.trajectory.task, group=self.trajectory.group)
         self._context = make_context(self._context_name, self._chat)
         self._row_length = 0
+        if not self._accept(observation):
+            return
         with boundary("template"):
-            self._observation, self._images = self._chat.accept(observation)
             ids, fresh = self._context.start(self._observation)
         if len(ids) > self._budget.prompt_tokens or self._budget.room(0, len(ids)) < 1:
             problem = f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
@@ -212,8 +213,8 @@ class Episode:
             sampled = sample.version if isinstance(sample.version, tuple) else (sample.version,)
             versions = (*(trajectory.policy_version or ()), *sampled)
             trajectory.policy_version = min(versions), max(versions)
-        with boundary("template"):
-            self._observation, self._images = self._chat.accept(observation)
+        if not self._accept(observation):
+            return
         self._row_length += len(sample.token_ids)
         if terminated or truncated:
             self._finish("terminated" if terminated else "truncated")
@@ -246,6 +247,16 @@ class Episode:
         self.request = None
         self.trajectory.end = "failed"
         self.trajectory.failure = failure
+
+    def _accept(self, observation: Observation) -> bool:
+        """Keep an observation; fail if the environment shows an image that cannot be read."""
+        try:
+            with boundary("template"):
+                self._observation, self._images = self._chat.accept(observation)
+        except ContractError as error:
+            self.fail(Failure("environment", str(error), attempts=1))
+            return False
+        return True
 
     def _ask(self, ids: list[int], fresh: bool) -> None:
         self._row_length = 0 if fresh else self._row_length + len(ids)

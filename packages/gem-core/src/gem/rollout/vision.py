@@ -23,7 +23,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from gem.core import ContentPart, Observation
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError, ContractError, RolloutError
 from gem.fingerprint import canonical
 from gem.plugins import extra
 from gem.rollout.tokens import _OBSERVATION, _RESPONSE, ChatFormat, _cut, text_of
@@ -127,7 +127,7 @@ class VisionChatFormat(ChatFormat):
         Equal images of episodes that are in memory share their bytes.
 
         Raises:
-            ConfigurationError: An image cannot be read.
+            ContractError: An image cannot be read.
         """
         if isinstance(observation, str):
             return observation, ()
@@ -267,7 +267,7 @@ class VisionChatFormat(ChatFormat):
                 known = self._known[digest] = Image(digest, self._tokens(width, height), data)
             return known
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot read an image of an observation: {error}") from error
+            raise ContractError(f"cannot read an image of an observation: {error}") from error
 
     def _count(self, width: int, height: int) -> int:
         patches = self._processor.get_number_of_image_patches(height, width, {})
@@ -289,6 +289,7 @@ def _file(image: Any) -> tuple[bytes, int, int]:
     """Return an image as a file that every reader shows alike, its width and its height."""
     pillow = extra("PIL.Image", _PILLOW)
     read = pillow.open(BytesIO(image)) if isinstance(image, bytes | bytearray) else image
+    read.load()
     plain = read.mode in ("RGB", "L", "P", "1") and "transparency" not in read.info
     if plain and read is not image and read.getexif().get(_ORIENTATION, 1) == 1:
         return bytes(image), *read.size
