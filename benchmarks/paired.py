@@ -143,10 +143,38 @@ def core() -> dict[str, Case]:
     }
 
 
+def rollout() -> dict[str, Case]:
+    from transformers import AutoTokenizer
+
+    from gem.rollout import Budget, ChatFormat, Sample, play_batch
+    from gem.tasks import Task
+    from gem_cpu.tiny_model import ensure
+
+    packed = module("gem.packed", "gem_train.packed").PackedTrajectory
+    chat = ChatFormat(AutoTokenizer.from_pretrained(ensure()))
+    sample = Sample([*chat.encode_text("\\boxed{1}"), min(chat.stop_ids)], None, "stop")
+    budget = Budget(turn_tokens=16, response_tokens=4096, prompt_tokens=512)
+    params = {**FAR, "max_turns": 20}
+    tasks = [Task(GUESS, seed, params) for seed in range(16)]
+
+    def play() -> Any:
+        return play_batch(tasks, lambda asked: [sample] * len(asked), chat, budget=budget)
+
+    played = play()[0]
+    assert len(played.turns) == params["max_turns"]
+    return {
+        "16 episodes of 20 turns": play,
+        "training rows of one": played.training_rows,
+        "one packed and unpacked": lambda: packed.of(played).unpack(),
+        "rows of one packed": packed.of(played).training_rows,
+    }
+
+
 GROUPS: dict[str, Callable[[], dict[str, Case]]] = {
     "sandbox": sandbox,
     "math": mathematics,
     "core": core,
+    "rollout": rollout,
 }
 
 

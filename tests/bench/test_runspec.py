@@ -58,6 +58,25 @@ def test_an_override_reaches_into_an_array(tmp_path: Path, spec_file: Callable[.
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '[{name = "questions", last = 0.5}, "without_images"]',
+        '[{"name": "questions", "last": 0.5}, "without_images"]',
+    ],
+)
+def test_an_override_is_a_table_or_an_array_in_toml_or_json(
+    spec_file: Callable[..., Path], text: str
+) -> None:
+    spec = load_spec(spec_file(), [f"env.params.wrappers={text}"])
+    assert spec.env[0].params["wrappers"] == [
+        {"name": "questions", "last": 0.5},
+        "without_images",
+    ]
+    with pytest.raises(ConfigurationError, match="neither TOML nor JSON"):
+        load_spec(spec_file(), [f"env.params.wrappers={text[:-1]}"])
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("algorithm.gama=0.9", "unknown key 'algorithm.gama'; did you mean algorithm.gamma"),

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, DataError
+from gem.json_lines import parse
 from gem.tables import parse_toml
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
@@ -24,7 +25,8 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
     Args:
         path: A TOML file.
         overrides: `key=value` with a dotted key (`algorithm.gamma=0.9`, `eval.0.episodes=16`) and
-            a value in TOML's notation; a value that is not TOML is a string.
+            a value in TOML's notation, arrays and tables also in JSON's; any other value is a
+            string.
 
     Raises:
         ConfigurationError: The file cannot be read, is not TOML or is not a RunSpec, or an
@@ -142,7 +144,15 @@ def _toml_value(text: str) -> Any:
     try:
         return parse_toml(f"value = {text}", "the value")["value"]
     except ConfigurationError:
-        return text.strip()
+        if not text.strip().startswith(("[", "{")):
+            return text.strip()
+    # Sweeps write arrays and tables as JSON. One with a mistake in it is never a string.
+    try:
+        return parse(text, "the value")
+    except DataError as error:
+        raise ConfigurationError(
+            f"{text!r} is an array or table in neither TOML nor JSON"
+        ) from error
 
 
 def _keys(part: type[Any], path: str) -> Iterator[Key]:
