@@ -273,6 +273,10 @@ pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns th
 	PYTHONPATH=$(SMOLLM2_PACKAGES) OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/pretrained.toml \
 	  --cpu --jobs 2 --out $(RUNS)/pretrained
 	$(DEV) tools/pretrained.py $(RUNS)/pretrained
+.PHONY: learn-pictures
+learn-pictures: env-dev ## A small model learns from pictures (docs/vision.md); begun again, it goes on; half an hour
+	OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/vision.toml --cpu --jobs 2 --out $(RUNS)/vision
+	$(DEV) -m gem_bench plot $(RUNS)/vision/*/ --metrics success_rate --out $(RUNS)/vision/curves.svg
 # PyPI has torchvision for CUDA only. Beside PyTorch for CPU, transformers imports it only with GEM_CPU=1:
 # no environment has it.
 TORCHVISION := $(abspath $(RUNS))/torchvision

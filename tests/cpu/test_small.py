@@ -119,6 +119,13 @@ def test_an_environment_with_images_is_cloned_by_a_model_that_sees(tmp_path: Pat
     assert [len(row.images) for row in rows] == [2] * 8
 
 
+def test_a_model_that_sees_has_whole_heads(tmp_path: Path) -> None:
+    pytest.importorskip("gem_vision", reason="needs the extra images")
+    odd = replace(QUICK, hidden=72)
+    with pytest.raises(ConfigurationError, match="small\\?hidden must be a multiple of 32"):
+        ensure("image:Colour-v0", {}, Prompting(), BUDGET, odd, cache=tmp_path, progress=False)
+
+
 def _seeing_chat(folder: Path) -> Any:
     from gem_bench.seeing import load_tokenizer
 

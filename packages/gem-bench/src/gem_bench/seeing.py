@@ -28,38 +28,45 @@ from gem_bench.models import load_pretrained
 from gem_bench.sampler import CachedSampler
 
 
-def load_policy(model: str) -> Any:
-    """Return the model of `policy.model` in fp32: a causal one, or one that sees, too.
+def load_policy(model: str, name: str = "policy.model", dtype: torch.dtype = torch.float32) -> Any:
+    """Return a causal language model, or one that sees, too.
+
+    Args:
+        model: Folder or hub name.
+        name: Of the setting, for messages.
+        dtype: Of the weights.
 
     Raises:
         ConfigurationError: It cannot be loaded.
     """
-    kind = AutoModelForImageTextToText if _sees(_config(model)) else AutoModelForCausalLM
-    return load_pretrained(kind, model, dtype=torch.float32)
+    sees = _sees(load_pretrained(AutoConfig, model, name))
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    return load_pretrained(kind, model, name, dtype=dtype)
 
 
-def load_tokenizer(model: str) -> Any:
-    """Return the tokenizer of `policy.model`; of a model that sees a `Processor`.
+def load_tokenizer(model: str, name: str = "policy.model") -> Any:
+    """Return the tokenizer of a model; of one that sees a `Processor`.
+
+    Args:
+        model: Folder or hub name.
+        name: Of the setting, for messages.
 
     Raises:
         ConfigurationError: It cannot be loaded.
     """
-    config, tokenizer = _config(model), load_pretrained(AutoTokenizer, model)
+    tokenizer = load_pretrained(AutoTokenizer, model, name)
+    config = load_pretrained(AutoConfig, model, name)
     if not _sees(config):
         return tokenizer
-    images = load_pretrained(AutoImageProcessor, model)
+    images = load_pretrained(AutoImageProcessor, model, name)
     try:
         token = config.image_token_id
     except AttributeError as error:
         raise ConfigurationError(
-            f"policy.model: {model!r} sees, but has no token that stands for an image "
+            f"{name}: {model!r} sees, but has no token that stands for an image "
             "(image_token_id); supported are models of Qwen2-VL's kind"
         ) from error
     return Processor(tokenizer, images, token, getattr(config, "video_token_id", None))
-
-
-def _config(model: str) -> Any:
-    return load_pretrained(AutoConfig, model)
 
 
 def _sees(config: Any) -> bool:
@@ -105,7 +112,9 @@ class SeeingSampler(CachedSampler):
         if not request.images:
             return torch.arange(ids.shape[1], device=self.device).expand(3, -1)
         shown = self.chat.inputs(request.images, return_tensors="pt")["image_grid_thw"]
-        positions: Tensor = self.model.model.get_rope_index(
+        # An adapter puts the model into another one.
+        model = next(each for each in self.model.modules() if hasattr(each, "get_rope_index"))
+        positions: Tensor = model.get_rope_index(
             ids,
             mm_token_type_ids=(ids == self.chat.image_id).int(),
             image_grid_thw=shown.to(self.device),

@@ -258,26 +258,23 @@ def ensure(
     texts = _texts(tasks[:200], player)
     # A conversation's end is an observation and the beginning of a reply.
     positions = 64 * (most // 64 + 2)
-    sight = None
-    if _shows_images(tasks[0]):
-        size = {"hidden": cloning.hidden, "layers": cloning.layers, "heads": cloning.hidden // 32}
-        sight = tiny_vl.Recipe(
-            seed=cloning.seed, vocabulary=cloning.vocabulary, max_positions=positions, **size
-        )
-        tokenizer = tiny_vl.new_tokenizer(sight, texts)
-        chat = prompting.chat_format(tiny_vl.processor(sight, tokenizer))
-    else:
+    sight = _sight(cloning, positions) if _shows_images(tasks[0]) else None
+    if sight is None:
         tokenizer = train_tokenizer(texts, cloning.vocabulary, positions)
         chat = prompting.chat_format(tokenizer)
+        size = Size(cloning.vocabulary, cloning.hidden, cloning.layers, positions)
+        begin = partial(new_model, size, cloning.seed)
+    else:
+        tokenizer = tiny_vl.new_tokenizer(sight, texts)
+        processor: Any = tiny_vl.processor(sight, tokenizer)
+        chat = prompting.chat_format(processor)
+        begin = partial(tiny_vl.new_model, sight, tokenizer)
 
     def rows(competent: float, n: int) -> list[TrainingRow]:
         return cloned_rows(tasks[:n], chat, prompting.context, budget, player, competent)
 
     def warm_start() -> tuple[Any, float]:
-        size = Size(cloning.vocabulary, cloning.hidden, cloning.layers, positions)
-        text = sight is None
-        model = new_model(size, cloning.seed) if text else tiny_vl.new_model(sight, tokenizer)
-        loss = 0.0
+        model, loss = begin(), 0.0
         for number, (competent, steps, lr) in enumerate(
             (
                 (1.0, cloning.careful_steps, cloning.lr),
@@ -317,6 +314,23 @@ def ensure(
         code=[__file__, tiny_vl.__file__],
         cache=cache,
         finish=partial(tiny_vl.add_sight, recipe=sight),
+    )
+
+
+def _sight(cloning: Cloning, positions: int) -> tiny_vl.Recipe:
+    """Return the recipe of a model that sees."""
+    if cloning.hidden % tiny_vl.HEAD:
+        raise ConfigurationError(
+            f"policy.model: small?hidden must be a multiple of {tiny_vl.HEAD} where environments "
+            f"show images, got {cloning.hidden}"
+        )
+    return tiny_vl.Recipe(
+        seed=cloning.seed,
+        vocabulary=cloning.vocabulary,
+        hidden=cloning.hidden,
+        layers=cloning.layers,
+        heads=cloning.hidden // tiny_vl.HEAD,
+        max_positions=positions,
     )
 
 

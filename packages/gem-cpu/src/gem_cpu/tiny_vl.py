@@ -57,6 +57,8 @@ CHAT_TEMPLATE = (
 )
 """ChatML in the layout of Qwen2.5-VL, with its system prompt."""
 
+HEAD = 32
+"""Width of a head; vLLM's attention for CPUs has no kernel for smaller ones."""
 IMAGE_TOKEN = "<|image_pad|>"
 """Stands for a picture: once in what an engine is sent, once per 28x28 pixels in what it sees."""
 _SPECIAL = (
@@ -98,7 +100,7 @@ class Recipe:
     layers: int = 2
     """Of the language model and of the vision encoder alike."""
     heads: int = 2
-    """Of both; vLLM's attention for CPUs has no kernel for heads smaller than 32."""
+    """Of both, each of at least `HEAD`."""
     max_positions: int = 8192
     min_pixels: int = 56 * 56
     """Smaller pictures are enlarged, as by Qwen2.5-VL."""

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gem.contract import scalars
-from gem.core import Observation
-from gem.errors import ConfigurationError
+from gem.errors import ContractError
 from gem.executors.asynchronous import AsyncEnv
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
-from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, Trajectory, Turn
 from gem_eval import native
 from gem_eval.client import Message
+from gem_eval.contents import content_of
 from gem_eval.players import Player
 from gem_eval.scripted import ACTION
 from gem_eval.server import ContextOverflowError, ServerError
@@ -76,8 +75,8 @@ async def play(
         executor: Where the environment runs, see `gem.executors.named.shared_executor`.
 
     Raises:
-        ConfigurationError: The environment or a parameter is unknown, it shows images, or the
-            server refuses the request.
+        ConfigurationError: The environment or a parameter is unknown, or the server refuses the
+            request.
     """
     failure = Failure("environment", "not played", 0)
     lost: list[dict[str, Any]] = []
@@ -89,6 +88,8 @@ async def play(
             return played
         except EnvFailedError as error:
             failure = error.failure(attempt)
+        except ContractError as error:  # an image that cannot be sent
+            failure = Failure("environment", str(error), attempt)
         except ServerError as error:
             failure = Failure("engine", str(error), attempt)
             break
@@ -110,7 +111,7 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
     before: list[int] = []
     end: EpisodeEnd | None = None
     while end is None:
-        messages += native.before(text_of(observation, trajectory.task), note)
+        messages += native.before(content_of(observation), note)
         try:
             reply = await player.reply(messages, played.tools)
         except ContextOverflowError:
@@ -148,16 +149,3 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
             end = "turn_budget"
     trajectory.end = end
     trajectory.final_observation = observation
-
-
-def text_of(observation: Observation, task: Task) -> str:
-    """Return an observation as a model is sent it.
-
-    Raises:
-        ConfigurationError: It has images.
-    """
-    if isinstance(observation, str):
-        return observation
-    if any(part.get("type") != "text" for part in observation):
-        raise ConfigurationError(f"{task.env_id} shows images; models are asked by text only")
-    return "".join(part.get("text", "") for part in observation)

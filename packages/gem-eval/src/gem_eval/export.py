@@ -17,7 +17,7 @@ from gem.errors import ConfigurationError, RecordError
 from gem.plugins import extra
 from gem.tools.base import printable
 from gem_eval import native
-from gem_eval.episode import text_of
+from gem_eval.contents import text_of
 from gem_eval.runner import KIND
 from gem_train.record import EpisodeRecord, RunRecord, read_run
 

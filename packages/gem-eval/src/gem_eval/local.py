@@ -38,6 +38,18 @@ def chat_format(tokenizer: str, prompting: Prompting, option: str = "--tokenizer
     return prompting.chat_format(load_pretrained(AutoTokenizer, tokenizer, option))
 
 
+def own_chat_format(model: str, prompting: Prompting) -> ChatFormat:
+    """Return the chat format of a model in this process, which shows images if the model sees.
+
+    Raises:
+        ConfigurationError, MissingExtraError: See `chat_format`.
+    """
+    with _needed():
+        from gem_bench.seeing import load_tokenizer
+
+    return prompting.chat_format(load_tokenizer(model, "--model"))
+
+
 def tokenizer_hash(tokenizer: Any) -> str:
     """Return a hash of vocabulary and chat template."""
     told = [sorted(tokenizer.get_vocab().items()), str(tokenizer.chat_template)]
@@ -53,10 +65,10 @@ def load(trained: Trained, dtype: str) -> Any:
     """
     with _needed():
         import torch
-        from transformers import AutoModelForCausalLM
 
-    kind = getattr(torch, dtype)
-    model = load_pretrained(AutoModelForCausalLM, trained.model, "--model", dtype=kind)
+        from gem_bench.seeing import load_policy
+
+    model = load_policy(trained.model, "--model", getattr(torch, dtype))
     trained.apply(model)
     if trained.adapter is not None:
         with _needed():
@@ -88,7 +100,7 @@ def local_model(model: Any, chat: ChatFormat, sampling: dict[str, Any]) -> Local
     Raises:
         ConfigurationError: A value or name is wrong.
     """
-    from gem_eval.sampler import LocalModel, SeededSampler
+    from gem_eval.sampler import LocalModel, SeededSampler, SeededSeeingSampler
 
     if unknown := sorted(sampling.keys() - SAMPLING.keys()):
         raise ConfigurationError(
@@ -102,7 +114,8 @@ def local_model(model: Any, chat: ChatFormat, sampling: dict[str, Any]) -> Local
     check(part, "--param ")
     if type(seed) is not int:
         raise ConfigurationError(f"--param seed must be an integer, got {seed!r}")
-    return LocalModel(SeededSampler(model, chat, part), seed)
+    kind = SeededSeeingSampler if chat.shows_images else SeededSampler
+    return LocalModel(kind(model, chat, part), seed)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from gem.seeding import stream
 from gem.tasks import Task
 from gem.trajectory import Failure
 from gem_eval.client import Message
-from gem_eval.episode import text_of
+from gem_eval.contents import text_of
 from gem_eval.models import Model
 from gem_eval.players import Player
 from gem_eval.runner import Limits, TooManyFailedError, begun, side_by_side

@@ -203,7 +203,7 @@ def _by_tokens(
 
 def _local(args: argparse.Namespace) -> Model:
     """Return a model of this process: one of transformers, or what a run has trained."""
-    from gem_eval.local import SAMPLING, chat_format, context_tokens, load, local_model
+    from gem_eval.local import SAMPLING, context_tokens, load, local_model, own_chat_format
 
     scheme, _, name = args.model.partition(":")
     for option in ("url", "tier", "tokenizer"):
@@ -216,7 +216,7 @@ def _local(args: argparse.Namespace) -> Model:
     )
     policy = trained.spec.policy if trained.spec else None
     prompting = _prompting(args, policy or Prompting())
-    chat = chat_format(trained.model, prompting, "--model")
+    chat = own_chat_format(trained.model, prompting)
     loaded = load(trained, args.dtype)
     most = _context_tokens(args, context_tokens(loaded), args.model)
     turn = args.max_tokens or (policy.turn_tokens if policy else MAX_TOKENS)

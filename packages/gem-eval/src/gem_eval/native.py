@@ -17,6 +17,7 @@ from gem.errors import ConfigurationError, DataError
 from gem.json_lines import parse
 from gem.tools.base import printable
 from gem.wrappers import ToolEnv
+from gem_eval.contents import Content
 from gem_eval.tasks import Part
 
 TOOLS = "gem_eval_tools"
@@ -90,21 +91,26 @@ def action(calls: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"<tool_call>{text}</tool_call>" for text in safe)
 
 
-def before(text: str, note: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def before(content: Content, note: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return the messages of an observation.
 
+    The result of a call is text. Images that come with it are a message of the user after it.
+
     Args:
-        text: The observation.
+        content: The observation.
         note: `Reply.note` of the reply that it follows, None for the first one.
     """
     calls = note.get("tool_calls") if note is not None else None
     if not calls:
-        return [{"role": "user", "content": text}]
-    texts = [text, *[_IGNORED] * (len(calls) - 1)]
+        return [{"role": "user", "content": content}]
+    parts = [] if isinstance(content, str) else content
+    said = content if isinstance(content, str) else "".join(p.get("text", "") for p in parts)
+    texts = [said, *[_IGNORED] * (len(calls) - 1)]
+    images = [part for part in parts if part["type"] != "text"]
     return [
         {"role": "tool", "tool_call_id": call["id"], "content": each}
         for call, each in zip(calls, texts, strict=True)
-    ]
+    ] + ([{"role": "user", "content": images}] if images else [])
 
 
 def after(text: str, note: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from gem.errors import GemError
 from gem.rollout import ChatFormat, Request, Sample, Sampler
 from gem_bench.sampler import CachedSampler, warp
+from gem_bench.seeing import SeeingSampler
 from gem_eval.completions import Notes
 from gem_eval.tasks import Play
 from gem_train.experiment.runspec import SamplingPart
@@ -70,6 +71,10 @@ class SeededSampler(CachedSampler):
             # Where rounding has left the place beyond the last token.
             token = token.clamp(max=logits.shape[-1] - 1)
         return token[:, 0], logits.log_softmax(-1).gather(1, token)[:, 0]
+
+
+class SeededSeeingSampler(SeededSampler, SeeingSampler):
+    """The same for a model that sees."""
 
 
 class LocalModel:
