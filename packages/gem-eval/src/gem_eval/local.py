@@ -45,6 +45,8 @@ def own_chat_format(model: str, prompting: Prompting) -> ChatFormat:
         ConfigurationError, MissingExtraError: See `chat_format`.
     """
     with _needed():
+        import transformers  # noqa: F401
+
         from gem_bench.seeing import load_tokenizer
 
     return prompting.chat_format(load_tokenizer(model, "--model"))
@@ -65,6 +67,7 @@ def load(trained: Trained, dtype: str) -> Any:
     """
     with _needed():
         import torch
+        import transformers  # noqa: F401
 
         from gem_bench.seeing import load_policy
 
