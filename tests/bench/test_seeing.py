@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,12 @@ from gem.rollout import Request, Sample
 from gem.tasks import Task
 from gem.trajectory import Trajectory
 from gem_bench import reference
+from gem_bench.audit import audit, judge
 from gem_bench.reference import Learner, token_statistics
+from gem_bench.report import report
 from gem_bench.rows import training_rows
 from gem_bench.seeing import sampler
+from gem_bench.series import load_runs
 from gem_train.experiment.runspec import RunSpec, SamplingPart
 from gem_train.record import read_run
 
@@ -145,7 +149,12 @@ def test_a_run_trains_on_images_and_plays_the_control(tmp_path: Path) -> None:
     reference.train(spec(), tmp_path / "seen")
     run = read_run(tmp_path / "seen")
     [first, *_] = run.episodes()
-    assert first.trajectory.turns[0].images
+    [image, *_] = first.trajectory.turns[0].images
+    # Files of images are kept, so the record can be audited and read on a page.
+    assert image.data.startswith(b"\x89PNG")
+    assert not judge(list(audit(run)))
+    page = report(load_runs([tmp_path / "seen"]))
+    assert b64encode(image.data).decode() in page
     control = {"id": "image:Colour-v0-easy", "params": {"wrappers": ["without_images"]}}
     reference.train(spec(env=[control]), tmp_path / "control")
     [first, *_] = read_run(tmp_path / "control").episodes()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -21,12 +22,15 @@ from gem_bench.plot import COLORS, RATES, dashes, plot
 from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run, landmarks
 from gem_bench.stats import t_quantile
 from gem_bench.tokens import find_tokenizer, token_bytes
+from gem_train.images import OTHER, kind_of, read_image
 from gem_train.record import EpisodeRecord
 
 _AT_ONCE = 8
 """Episodes shown of one iteration: neighbours, so that groups stay together."""
 _MOST_POINTS = 2_000
 """Most points of a curve; of a longer one each is the mean of its neighbours."""
+MOST_IMAGE = 100_000
+"""Bytes of the largest image that a page has."""
 MOST_TOKENS = 200_000
 """Most tokens shown of one run, to keep the file small."""
 
@@ -241,6 +245,7 @@ def shown_episode(
                 "response": turn.response_ids if vocabulary is not None else [],
                 "logprobs": _rounded(turn.logprobs),
                 "observation": _text(turn.observation) if vocabulary is None else "",
+                "images": list(_images(turn.observation, source.folder)),
                 "text": turn.text if vocabulary is None else "",
                 "fresh": turn.fresh and has_tokens,
                 "reward": turn.reward,
@@ -270,6 +275,14 @@ def shown_episode(
         "turns": turns,
         "last": "" if t.final_observation is None else _text(t.final_observation),
     }
+
+
+def _images(observation: Any, folder: Path) -> Iterator[str]:
+    """Give the images of an observation as `data:` addresses, but for large or odd ones."""
+    for part in [] if isinstance(observation, str) else observation:
+        file = read_image(folder, part["blake2b"]) if part.get("blake2b") else b""
+        if len(file) <= MOST_IMAGE and kind_of(file) != OTHER:
+            yield f"data:image/{kind_of(file)};base64,{b64encode(file).decode()}"
 
 
 def _text(observation: Any) -> str:

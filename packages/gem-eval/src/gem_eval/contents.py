@@ -10,12 +10,10 @@ from typing import Any, TypeAlias
 from gem.core import Observation
 from gem.errors import ConfigurationError, ContractError
 from gem.tasks import Task
+from gem_train.images import OTHER, kind_of
 
 Content: TypeAlias = str | list[dict[str, Any]]
 """What a message of OpenAI's API says: a text, or parts of the types `text` and `image_url`."""
-
-_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
-"""First bytes of a file, and what it is."""
 
 
 def content_of(observation: Observation) -> Content:
@@ -59,10 +57,11 @@ def _address(image: Any) -> str:
             file = BytesIO()
             image.save(file, "PNG")
             image = file.getvalue()
-        kind = next(kind for first, kind in _KINDS.items() if image.startswith(first))
-    except (OSError, ValueError, AttributeError, TypeError, StopIteration) as error:
+        kind = kind_of(image)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ContractError(f"an image of an observation cannot be sent: {error}") from error
+    if kind == OTHER:
         raise ContractError(
-            "an image of an observation cannot be sent: it must be a PNG, JPEG, GIF or WebP file, "
-            f"its path, or an image of Pillow ({type(error).__name__}: {error})"
-        ) from error
+            "an image of an observation cannot be sent: it is no PNG, JPEG, GIF or WebP file"
+        )
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"

@@ -13,6 +13,8 @@
   asked to show it. Evaluations add `"notes"`, what else is known of the episode. `python -m gem
   replay` plays the episodes again.
 
+- `images`: the files of the images that were shown, see `gem_train.images`.
+
 `run.json` and every episode have `schema`, the version of this format (`SCHEMA`; none means 0);
 newer records are refused. Lines are written whole, so a run that dies
 leaves a readable record.
@@ -26,7 +28,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -36,7 +38,8 @@ from gem.json_lines import append_lines, checked, drop_torn_line, numbered_lines
 from gem.schema import NumberOrNan, WrongTypeError, check
 from gem.tables import plain_values
 from gem.tools.base import printable
-from gem.trajectory import Drift, EpisodeEnd, StopReason, Trajectory
+from gem.trajectory import Drift, EpisodeEnd, Image, StopReason, Trajectory
+from gem_train.images import with_images, write_images
 from gem_train.packed import Played, unpacked
 
 RUN, METRICS, EPISODES = "run.json", "metrics.jsonl", "episodes.jsonl"
@@ -268,6 +271,7 @@ class Recorder:
         """
         self.folder = Path(folder)
         self._began = time.monotonic()
+        self._images: set[str] = set()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in (METRICS, EPISODES):
@@ -325,6 +329,7 @@ class Recorder:
         """
 
         def line(index: int, trajectory: Trajectory) -> str:
+            write_images(self.folder, trajectory, self._images)
             entry = {
                 "schema": SCHEMA,
                 "iteration": iteration,
@@ -554,6 +559,7 @@ def read_episodes(
     known = _played(path.with_name(METRICS)) if path.name == EPISODES else {}
     counted: Counter[tuple[int, str]] = Counter()
     seen: dict[tuple[Any, ...], int] = {}
+    images: dict[str, Image] = {}
     for number, line in numbered_lines(path):
         place = f"{path}, line {number}"
         _check_schema(line.get("schema", 0), place)
@@ -573,6 +579,7 @@ def read_episodes(
             continue
         with _named(place):
             record = _episode(line)
+        record = replace(record, trajectory=with_images(record.trajectory, path.parent, images))
         if "sample" in record.notes:
             task = record.trajectory.task
             first = seen.setdefault((*key, task.seed, record.notes["sample"]), number)

@@ -399,6 +399,16 @@ function pieces(ids, vocabulary) {
   });
   return out;
 }
+/** Tokens that stand for one image are the same special token again and again. */
+function once(all) {
+  const out = [];
+  for (const p of all) {
+    const last = out.at(-1);
+    if (last && p.text === last.text && /^<\|.*\|>$/.test(p.text)) last.times += 1;
+    else out.push({ ...p, times: 1 });
+  }
+  return out;
+}
 const tint = (v) => `--tint:var(${v >= 0 ? "--plus" : "--minus"});--a:${(0.08 + 0.72 * Math.min(1, Math.abs(v))).toFixed(3)}`;
 function colour(mode, advantage, logprob) {
   if (mode === "advantage" && advantage !== null) return tint(advantage / advantageScale);
@@ -440,14 +450,15 @@ function show(e) {
     } else {
       const vocabulary = data.vocabularies[e.vocabulary];
       const special = (s) => (/^<\|.*\|>$/.test(s) ? ".special" : "");
-      for (const p of pieces(t.context, vocabulary)) text.append(el(`span.env${special(p.text)}`, { title: `token ${p.ids.join(" ")}, mask 0` }, p.text));
+      for (const p of once(pieces(t.context, vocabulary))) text.append(el(`span.env${special(p.text)}`, { title: `token ${p.ids.join(" ")}, mask 0` }, p.text + (p.times > 1 ? ` ×${p.times} ` : "")));
       for (const p of pieces(t.response, vocabulary)) {
         const logprob = t.logprobs ? t.logprobs[p.from] : null;
         const title = `token ${p.ids.join(" ")}, mask 1${logprob === null ? "" : `, log-probability ${number(logprob)}`}${advantage === null ? "" : `, advantage ${number(advantage)}`}`;
         text.append(el(`span.act${special(p.text)}`, { title, style: colour(mode, advantage, logprob) }, p.text));
       }
     }
-    box.append(el("div.turn", {}, el("b", {}, String(k + 1)), el("div", {}, meta, text, thought)));
+    const images = el("div.images", {}, ...t.images.map((src) => el("img", { src, alt: "image of this turn" })));
+    box.append(el("div.turn", {}, el("b", {}, String(k + 1)), el("div", {}, meta, t.images.length ? images : "", text, thought)));
   });
   if (e.last) box.append(el("div.turn", {}, el("b", {}, "end"), el("div.tokens", {}, el("span.env", {}, e.last))));
 }
