@@ -272,7 +272,7 @@ real-model: $(TRAINER_ENVS) $(SMOLLM2_PACKAGES) ## A real language model (SmolLM
 pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns three tasks (docs/pretrained.md); begun again, it goes on
 	PYTHONPATH=$(SMOLLM2_PACKAGES) OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/pretrained.toml \
 	  --cpu --jobs 2 --out $(RUNS)/pretrained
-	$(DEV) tools/pretrained.py $(RUNS)/pretrained
+	$(DEV) tools/learned.py $(RUNS)/pretrained
 .PHONY: learn-pictures
 learn-pictures: env-dev ## A small model learns from pictures (docs/vision.md); begun again, it goes on; half an hour
 	OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/vision.toml --cpu --jobs 2 --out $(RUNS)/vision

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gem.errors import ConfigurationError
+from gem.trajectory import TrainingRow
 from gem_bench.__main__ import main
 from gem_bench.adapters import WITH_ADAPTERS
 from gem_bench.fit import (
@@ -198,6 +199,7 @@ class Row(NamedTuple):
 
     ids: list[int]
     sampled: range
+    tokens: TrainingRow
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -224,7 +226,9 @@ def test_a_pass_takes_the_estimated_memory_within_a_quarter(
     with Peak() as measured:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             if name == "reference":
-                chosen, _ = token_statistics(model, [Row([7] * 512, range(1, 512))], 1.0)
+                chosen, _ = token_statistics(
+                    model, [Row([7] * 512, range(1, 512), TrainingRow([], [], [], [], []))], 1.0
+                )
             else:
                 ids = torch.full((1, 512), 7)
                 chosen = model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs

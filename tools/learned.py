@@ -1,6 +1,6 @@
-"""Print the tables of docs/pretrained.md from its runs.
+"""Print the tables of docs/pretrained.md and docs/vision.md from their runs.
 
-    python tools/pretrained.py runs/pretrained
+    python tools/learned.py runs/pretrained
 
 For each experiment: success of sampled answers in the first and in the last four iterations, and of
 the most likely answers to held-out questions before and after, over all seeds. Then what the model
@@ -19,7 +19,7 @@ from gem.core import Observation
 from gem_bench.stats import over_runs, rate_over_runs
 from gem_train.record import RUN, RunRecord, read_run
 
-HELD_OUT = "eval:held-out"
+HELD_OUT = ("eval:held-out", "eval:greedy")
 WINDOW = 4
 SHOWN = 6
 """Questions of each experiment whose answers are shown."""
@@ -28,6 +28,12 @@ SHOWN = 6
 def success(run: RunRecord, split: str) -> list[float]:
     """Return the success rate of every iteration of a split."""
     return [line["success_rate"] for line in run.metrics if line["split"] == split]
+
+
+def evaluated(run: RunRecord) -> str:
+    """Return the split of a run's greedy evaluation."""
+    splits = {line["split"] for line in run.metrics}
+    return next(each for each in HELD_OUT if each in splits)
 
 
 def estimated(values: Sequence[float]) -> str:
@@ -40,7 +46,7 @@ def estimated(values: Sequence[float]) -> str:
 def row(label: str, runs: Sequence[RunRecord]) -> str:
     """Return an experiment's row of the table."""
     sampled = [success(run, "train") for run in runs]
-    held_out = [success(run, HELD_OUT) for run in runs]
+    held_out = [success(run, evaluated(run)) for run in runs]
     gain = over_runs([rates[-1] - rates[0] for rates in held_out])
     between = "" if gain.low is None else f" [{gain.low:+.2f}, {gain.high:+.2f}]"
     cells = [
@@ -56,14 +62,18 @@ def row(label: str, runs: Sequence[RunRecord]) -> str:
 
 
 def text(observation: Observation) -> str:
-    """Return the first line of an observation of text."""
-    return observation.splitlines()[0] if isinstance(observation, str) else "[image]"
+    """Return the first line of an observation, and the hashes of its images."""
+    if isinstance(observation, str):
+        return observation.splitlines()[0]
+    parts = [part.get("text", "").partition("\n")[0] for part in observation]
+    images = [f"[{part['blake2b'][:8]}]" for part in observation if part["type"] == "image"]
+    return " ".join([parts[0], *images])
 
 
 def transcripts(run: RunRecord) -> Iterable[str]:
     """Yield rows with held-out questions, and the answers before and after training."""
     answers: dict[int, dict[str, tuple[str, str, float]]] = defaultdict(dict)
-    for episode in run.episodes(HELD_OUT):
+    for episode in run.episodes(evaluated(run)):
         for turn in episode.trajectory.turns:
             said = " ".join(turn.text.split()).replace("|", "\\|")
             asked = text(turn.observation)
@@ -85,7 +95,8 @@ def main() -> int:
         run = read_run(folder)
         if run.meta.get("status") == "finished":
             spec = run.meta["spec"]
-            label = f"`{spec['name']}`, {spec['algorithm']['advantage']}, {run.meta['trainer']}"
+            name, _, _ = folder.name.rpartition("-")  # without the seed
+            label = f"`{name}`, {spec['algorithm']['advantage']}"
             experiments[label][spec["seed"]] = run
     print("| | seeds | sampled | | held out, greedy | | gain |")
     print("|---|---:|---:|---:|---:|---:|---:|")
