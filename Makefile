@@ -276,7 +276,8 @@ pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns th
 .PHONY: learn-pictures
 learn-pictures: env-dev ## A small model learns from pictures (docs/vision.md); begun again, it goes on; half an hour
 	OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/vision.toml --cpu --jobs 2 --out $(RUNS)/vision
-	$(DEV) -m gem_bench plot $(RUNS)/vision/*/ --metrics success_rate --out $(RUNS)/vision/curves.svg
+	$(DEV) -m gem_bench plot $(RUNS)/vision/*/ --metrics success_rate --window 5 --panels name --out $(RUNS)/vision/curves.svg
+	$(DEV) tools/learned.py $(RUNS)/vision
 # PyPI has torchvision for CUDA only. Beside PyTorch for CPU, transformers imports it only with GEM_CPU=1:
 # no environment has it.
 TORCHVISION := $(abspath $(RUNS))/torchvision

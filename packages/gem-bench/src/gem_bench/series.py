@@ -313,9 +313,10 @@ def labels(groups: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     for key in [*leading, *(k for k in differing if k not in leading)]:
         if len(set(found)) == len(found):
             break
-        short = key if key not in leading else ""
+        short = key.rpartition(".")[2]
+        # An entry of a list says what it is by itself.
+        named = key not in leading and not short.isdigit()
         for i, (_, settings) in enumerate(groups):
-            if key in settings:
-                value = settings[key]
-                found[i] += f", {short.rpartition('.')[2]} {value}" if short else f", {value}"
+            if (value := settings.get(key)) is not None:
+                found[i] += f", {short} {value}" if named else f", {value}"
     return found
