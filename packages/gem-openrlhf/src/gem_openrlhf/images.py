@@ -1,0 +1,157 @@
+"""Images in OpenRLHF: what its engine is sent, what its models are given, and that both are GEM's.
+
+- `MODEL_SEES`, `FLAG`: what a model that sees needs of OpenRLHF's flags.
+- `Eyes`: an engine that is shown images, and does not go on with what it saw by older weights.
+- `model_inputs`, `check_inputs`: pixels and grids of a row, and whether OpenRLHF still has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gem.errors import ConfigurationError, RolloutError
+from gem.rollout import ChatFormat, Request
+from gem.rollout.vision import VisionChatFormat, opened
+from gem.trajectory import Image
+
+_WEIGHTS = "update_weight"
+"""How the methods of vLLM's workers that load a weight of OpenRLHF's begin."""
+_GRID, _PIXELS = "image_grid_thw", "pixel_values"
+
+
+class Eyes:
+    """OpenRLHF's vLLM actor, shown images.
+
+    vLLM keeps what its vision encoder made of an image, for the next prompt that shows the same.
+    OpenRLHF does not tell it that the encoder has new weights. This does, before the first prompt
+    that follows an update.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        """Watch the weights that the engine is sent.
+
+        Args:
+            engine: OpenRLHF's actor, in its own process.
+        """
+        self._engine = engine
+        self._stale = False
+        self._lock = asyncio.Lock()
+        original = engine.llm.collective_rpc
+
+        async def collective_rpc(method: Any, *args: Any, **kwargs: Any) -> Any:
+            if str(method).startswith(_WEIGHTS):
+                self._stale = True
+            return await original(method, *args, **kwargs)
+
+        engine.llm.collective_rpc = collective_rpc
+
+    async def generate(self, request: Request, chat: VisionChatFormat, params: Any) -> Any:
+        """Return vLLM's answer to a prompt with images.
+
+        Raises:
+            RolloutError: vLLM read another prompt: an image was dropped or expanded twice, or the
+                trainer's processor gives an image other tokens than vLLM's.
+        """
+        async with self._lock:
+            if self._stale:
+                await self._engine.llm.reset_encoder_cache()
+                self._stale = False
+        shown = {"image": [opened(image) for image in request.images]}
+        sent = chat.collapse(request.prompt_ids, request.images)
+        answer = await self._engine.generate(sent, params, multi_modal_data=shown)
+        if answer is not None:
+            _check_read(list(answer.prompt_token_ids), request)
+        return answer
+
+
+_eyes: WeakKeyDictionary[Any, Eyes] = WeakKeyDictionary()
+
+
+def eyes(engine: Any) -> Eyes:
+    """Return the `Eyes` of an engine, always the same."""
+    if engine not in _eyes:
+        _eyes[engine] = Eyes(engine)
+    return _eyes[engine]
+
+
+def _check_read(read: list[int], request: Request) -> None:
+    """Make sure that vLLM read a prompt as it is; a length tells more than where ids differ."""
+    expected = request.prompt_ids
+    # `Episode.receive` says what another length means.
+    if len(read) == len(expected) and read != expected:
+        place = next(n for n, (a, b) in enumerate(zip(read, expected, strict=True)) if a != b)
+        raise RolloutError(
+            f"vLLM read token {read[place]} at place {place} of a prompt with "
+            f"{len(request.images)} images, where {expected[place]} was sent: its processor gives "
+            "images other tokens than the trainer's does"
+        )
+
+
+def model_inputs(chat: ChatFormat, images: Sequence[Image]) -> dict[str, Any] | None:
+    """Return what OpenRLHF's models are given for the images of a row; None without images.
+
+    Raises:
+        RolloutError: See `VisionChatFormat.inputs`.
+    """
+    if not images or not isinstance(chat, VisionChatFormat):
+        return None
+    return dict(chat.inputs(images, return_tensors="pt"))
+
+
+def check_inputs(given: Mapping[str, Any] | None, images: Sequence[Image], name: str) -> None:
+    """Make sure that a row of OpenRLHF's has the pixels of its images.
+
+    Args:
+        given: What OpenRLHF keeps for the row (`mm_train_inputs`).
+        images: The images that the policy was shown in it, in order.
+        name: What the message calls the row.
+
+    Raises:
+        RolloutError: Images are missing, of another size, or too many.
+    """
+    if not given and not images:
+        return
+    grids = np.asarray(given[_GRID] if given else [], np.int64).reshape(-1, 3)
+    patches = grids.prod(1)
+    tokens = np.asarray([image.tokens for image in images], np.int64)
+    fits = len(patches) == len(tokens) and given is not None
+    if fits and given is not None:
+        # As many patches are a token in every image.
+        fits = bool((patches * tokens[0] == tokens * patches[0]).all())
+        fits = fits and len(given[_PIXELS]) == patches.sum()
+    if not fits:
+        raise RolloutError(
+            f"{name}: OpenRLHF has images of {patches.tolist()} patches, but the policy was shown "
+            f"images of {tokens.tolist()} tokens: an image was dropped, or is another one"
+        )
+
+
+def check_unpacked(args: Any) -> None:
+    """Refuse flags with which OpenRLHF would train on images as if they were text.
+
+    Args:
+        args: OpenRLHF's parsed command line.
+
+    Raises:
+        ConfigurationError: The message names the flag.
+    """
+    refused = (
+        (
+            "--ds.packing_samples",
+            args.ds.packing_samples,
+            "with packed rows OpenRLHF gives images the positions of a text",
+        ),
+        (
+            "--train.partial_rollout_enable",
+            args.train.partial_rollout_enable,
+            "a request that goes on with new weights has seen its images by the old ones",
+        ),
+    )
+    for name, is_set, why in refused:
+        if is_set:
+            raise ConfigurationError(f"{name} does not work with images: {why}; leave it out")
