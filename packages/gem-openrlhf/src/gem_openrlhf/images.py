@@ -1,8 +1,8 @@
 """Images in OpenRLHF: what its engine is sent, what its models are given, and that both are GEM's.
 
-- `MODEL_SEES`, `FLAG`: what a model that sees needs of OpenRLHF's flags.
 - `Eyes`: an engine that is shown images, and does not go on with what it saw by older weights.
 - `model_inputs`, `check_inputs`: pixels and grids of a row, and whether OpenRLHF still has them.
+- `check_unpacked`: flags with which it would train on images as if they were text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -37,10 +36,18 @@ class Eyes:
 
         Args:
             engine: OpenRLHF's actor, in its own process.
+
+        Raises:
+            ConfigurationError: vLLM is too old to forget what it saw.
         """
-        self._engine = engine
+        self.engine = engine
         self._stale = False
         self._lock = asyncio.Lock()
+        if not hasattr(engine.llm, "reset_encoder_cache"):
+            raise ConfigurationError(
+                "this vLLM cannot be told to forget images that it saw by older weights "
+                "(AsyncLLM.reset_encoder_cache); install a newer one"
+            )
         original = engine.llm.collective_rpc
 
         async def collective_rpc(method: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,30 +66,19 @@ class Eyes:
         """
         async with self._lock:
             if self._stale:
-                await self._engine.llm.reset_encoder_cache()
+                await self.engine.llm.reset_encoder_cache()
                 self._stale = False
         shown = {"image": [opened(image) for image in request.images]}
         sent = chat.collapse(request.prompt_ids, request.images)
-        answer = await self._engine.generate(sent, params, multi_modal_data=shown)
+        answer = await self.engine.generate(sent, params, multi_modal_data=shown)
         if answer is not None:
             _check_read(list(answer.prompt_token_ids), request)
         return answer
 
 
-_eyes: WeakKeyDictionary[Any, Eyes] = WeakKeyDictionary()
-
-
-def eyes(engine: Any) -> Eyes:
-    """Return the `Eyes` of an engine, always the same."""
-    if engine not in _eyes:
-        _eyes[engine] = Eyes(engine)
-    return _eyes[engine]
-
-
 def _check_read(read: list[int], request: Request) -> None:
-    """Make sure that vLLM read a prompt as it is; a length tells more than where ids differ."""
+    """Make sure that vLLM read the tokens of a prompt; of its length `Episode` makes sure."""
     expected = request.prompt_ids
-    # `Episode.receive` says what another length means.
     if len(read) == len(expected) and read != expected:
         place = next(n for n, (a, b) in enumerate(zip(read, expected, strict=True)) if a != b)
         raise RolloutError(

@@ -19,7 +19,7 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat, Request, Sample
 from gem.rollout.vision import VisionChatFormat
 from gem.trajectory import Trajectory
-from gem_openrlhf.images import eyes, model_inputs
+from gem_openrlhf.images import Eyes, model_inputs
 from gem_openrlhf.record import keep_evaluated
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.worker import installed, require_hook
@@ -49,6 +49,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
     def __init__(self) -> None:
         """Called by OpenRLHF once in each vLLM actor."""
         self._chat: ChatFormat | None = None
+        self._eyes: Eyes | None = None
         self._plays: Counter[str] = Counter()
 
     async def execute(
@@ -65,7 +66,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
 
         Raises:
             ConfigurationError: The settings need the worker hook, which is not active; or the row
-                is not one of `make_dataset`, or has images.
+                is not one of `make_dataset`, or has images; or images cannot be shown.
             RolloutError: The engine gave no answer; or an episode failed and nothing downstream
                 could leave it out (OpenRLHF's own estimators, `max_failed_fraction=0`).
         """
@@ -81,7 +82,9 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             # they are all the same.
             self._chat = settings.chat_format(hf_tokenizer)
         seed, params = self._seed(label, row), self._params(sampling_params, row)
-        sampler = _Sampler(self._chat, seed, engine=llm_engine, params=params)
+        if self._chat.shows_images and (self._eyes is None or self._eyes.engine is not llm_engine):
+            self._eyes = Eyes(llm_engine)
+        sampler = _Sampler(self._chat, self._eyes, seed, engine=llm_engine, params=params)
         budget = settings.budget(max_length, sampling_params.max_tokens)
         trajectory = await settings.play(row.task, sampler, self._chat, budget)
         if row.evaluation is None:
@@ -161,9 +164,11 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
 class _Sampler(EngineSampler):
     """OpenRLHF's vLLM actor as a sampler of one episode."""
 
-    def __init__(self, chat: ChatFormat, seed: tuple[int, ...] | None, **how: Any) -> None:
+    def __init__(
+        self, chat: ChatFormat, eyes: Eyes | None, seed: tuple[int, ...] | None, **how: Any
+    ) -> None:
         super().__init__(chat.stop_ids, seed, **how)
-        self._chat = chat
+        self._chat, self._eyes = chat, eyes
 
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn."""
@@ -171,7 +176,8 @@ class _Sampler(EngineSampler):
         params.max_tokens = request.max_tokens
         params.stop_token_ids = self.stop_ids
         params.seed = self.turn_seed()
-        if not isinstance(self._chat, VisionChatFormat) or not request.images:
+        if self._eyes is None or not request.images:
             return self.vllm_sample(await self.engine.generate(request.prompt_ids, params))
-        answer = await eyes(self.engine).generate(request, self._chat, params)
+        assert isinstance(self._chat, VisionChatFormat)
+        answer = await self._eyes.generate(request, self._chat, params)
         return replace(self.vllm_sample(answer), prompt_tokens=len(answer.prompt_token_ids))
