@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout import ChatFormat, Request
-from gem.rollout.vision import VisionChatFormat, opened
+from gem.rollout import Request
+from gem.specs import imported
 from gem.trajectory import Image
 
 _WEIGHTS = "update_weight"
@@ -57,8 +57,13 @@ class Eyes:
 
         engine.llm.collective_rpc = collective_rpc
 
-    async def generate(self, request: Request, chat: VisionChatFormat, params: Any) -> Any:
+    async def generate(self, request: Request, chat: Any, params: Any) -> Any:
         """Return vLLM's answer to a prompt with images.
+
+        Args:
+            request: With images.
+            chat: A `VisionChatFormat`.
+            params: vLLM's.
 
         Raises:
             RolloutError: vLLM read another prompt: an image was dropped or expanded twice, or the
@@ -68,6 +73,7 @@ class Eyes:
             if self._stale:
                 await self.engine.llm.reset_encoder_cache()
                 self._stale = False
+        opened = imported("gem.rollout.vision:opened")
         shown = {"image": [opened(image) for image in request.images]}
         sent = chat.collapse(request.prompt_ids, request.images)
         answer = await self.engine.generate(sent, params, multi_modal_data=shown)
@@ -88,15 +94,17 @@ def _check_read(read: list[int], request: Request) -> None:
         )
 
 
-def model_inputs(chat: ChatFormat, images: Sequence[Image]) -> dict[str, Any] | None:
+def model_inputs(chat: Any, images: Sequence[Image]) -> dict[str, Any] | None:
     """Return what OpenRLHF's models are given for the images of a row; None without images.
+
+    Args:
+        chat: A chat format; a `VisionChatFormat` if there are images.
+        images: In order.
 
     Raises:
         RolloutError: See `VisionChatFormat.inputs`.
     """
-    if not images or not isinstance(chat, VisionChatFormat):
-        return None
-    return dict(chat.inputs(images, return_tensors="pt"))
+    return dict(chat.inputs(images, return_tensors="pt")) if images else None
 
 
 def check_inputs(given: Mapping[str, Any] | None, images: Sequence[Image], name: str) -> None:

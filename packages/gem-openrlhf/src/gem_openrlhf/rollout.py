@@ -17,7 +17,6 @@ from openrlhf.utils.agent import AgentExecutorBase
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat, Request, Sample
-from gem.rollout.vision import VisionChatFormat
 from gem.trajectory import Trajectory
 from gem_openrlhf.images import Eyes, model_inputs
 from gem_openrlhf.record import keep_evaluated
@@ -178,6 +177,5 @@ class _Sampler(EngineSampler):
         params.seed = self.turn_seed()
         if self._eyes is None or not request.images:
             return self.vllm_sample(await self.engine.generate(request.prompt_ids, params))
-        assert isinstance(self._chat, VisionChatFormat)
         answer = await self._eyes.generate(request, self._chat, params)
         return replace(self.vllm_sample(answer), prompt_tokens=len(answer.prompt_token_ids))
