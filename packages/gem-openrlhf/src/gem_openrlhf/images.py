@@ -71,8 +71,9 @@ class Eyes:
         """
         async with self._lock:
             if self._stale:
-                await self.engine.llm.reset_encoder_cache()
+                # Weights that arrive meanwhile make it stale again.
                 self._stale = False
+                await self.engine.llm.reset_encoder_cache()
         opened = imported("gem.rollout.vision:opened")
         shown = {"image": [opened(image) for image in request.images]}
         sent = chat.collapse(request.prompt_ids, request.images)
