@@ -236,10 +236,10 @@ Made = Callable[..., tuple[Any, list[Any]]]
 def made(world: Any, batch: list[Trajectory], chat: Any, tmp_path: Path) -> Made:
     """OpenRLHF's maker, and the batch as it holds it."""
 
-    def make(*flags: str) -> tuple[Any, list[Any]]:
+    def make(*flags: str, shown: bool = False) -> tuple[Any, list[Any]]:
         agent = world.agent_file(tmp_path, advantage="rebn", max_failed_fraction=0.5)
         maker = world.maker(agent, *flags)
-        return maker, world.experiences(maker, batch, rows=2, chat=chat)
+        return maker, world.experiences(maker, batch, rows=2, chat=chat, shown=shown)
 
     return make
 
@@ -310,6 +310,25 @@ def test_flags_that_do_not_work_with_images_are_refused(made: Made, flag: str) -
     maker, held = made(f"--{flag}", "--train.async_enable", "--vllm.num_engines", "1")
     with pytest.raises(ConfigurationError, match=f"--{flag} does not work with images"):
         maker.compute_advantages_and_returns(held)
+
+
+def test_the_ranks_need_images_in_every_row(
+    made: Made, batch: list[Trajectory], world: Any, chat: VisionChatFormat
+) -> None:
+    two = ("--actor.num_gpus_per_node", "2")
+    maker, held = made(*two)
+    with pytest.raises(ConfigurationError, match="1 of 4 rows have no images.*2 ranks"):
+        maker.compute_advantages_and_returns(held)
+    maker, held = made(*two, "--actor.freeze_visual_encoder")
+    maker.compute_advantages_and_returns(held)
+    # A failed episode has a white one, and counts for nothing.
+    maker, held = made(*two, shown=True)
+    done = maker.compute_advantages_and_returns(held)
+    failed = world.by_episode(done, "sequences")[-1]
+    pads = int(done[-1].mm_train_inputs[-1]["image_grid_thw"].prod()) // 4
+    assert failed.count(chat.image_id) == pads > 0
+    assert sum(world.by_episode(done, "action_mask")[-1]) == 1
+    assert not any(world.by_episode(done, "advantages")[-1])
 
 
 @pytest.fixture

@@ -86,6 +86,7 @@ def experiences(
     value: Callable[[int, int], float] = lambda episode, turn: 0.0,
     rows: int = 3,
     chat: Any = None,
+    shown: bool = False,
 ) -> list[Any]:
     """Episodes as OpenRLHF's generator and maker hold them before advantages are computed.
 
@@ -95,6 +96,7 @@ def experiences(
         value: The critic's value of a turn; everywhere else it is 9.
         rows: OpenRLHF's `--rollout.micro_batch_size`.
         chat: Chat format; by default one of text.
+        shown: Whether episodes have shown images.
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
@@ -105,7 +107,7 @@ def experiences(
     samples, chat = [], chat or SimpleNamespace(stop_ids={STOP}, usable=len)
     for episode, trajectory in enumerate(batch):
         row = DatasetRow(trajectory.task)
-        response = GemAgentExecutor._row(trajectory, row, chat)
+        response = GemAgentExecutor._row(trajectory, row, chat, shown=shown)
         response |= {
             "prompt": f"task {trajectory.task.seed}",
             "label": Played(row.encode(), PackedTrajectory.of(trajectory)),

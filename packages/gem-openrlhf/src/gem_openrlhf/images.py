@@ -3,6 +3,7 @@
 - `Eyes`: an engine that is shown images, and does not go on with what it saw by older weights.
 - `model_inputs`, `check_inputs`: pixels and grids of a row, and whether OpenRLHF still has them.
 - `check_unpacked`: flags with which it would train on images as if they were text.
+- `blank`, `check_ranks`: several ranks need an image in every row.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from gem.trajectory import Image
 _WEIGHTS = "update_weight"
 """How the methods of vLLM's workers that load a weight of OpenRLHF's begin."""
 _GRID, _PIXELS = "image_grid_thw", "pixel_values"
+_SIDE = 56
+"""Pixels of a blank image: four tokens or fewer."""
 
 
 class Eyes:
@@ -160,3 +163,34 @@ def check_unpacked(args: Any) -> None:
     for name, is_set, why in refused:
         if is_set:
             raise ConfigurationError(f"{name} does not work with images: {why}; leave it out")
+
+
+def blank(chat: Any) -> tuple[list[int], dict[str, Any]]:
+    """Return a prompt that shows a white image, and what OpenRLHF's models are given for it.
+
+    Args:
+        chat: A `VisionChatFormat`.
+    """
+    picture = imported("PIL.Image:new")("RGB", (_SIDE, _SIDE), "white")
+    observation, images = chat.accept([{"type": "image", "image": picture}])
+    return list(chat.prompt(observation)), dict(chat.inputs(images, return_tensors="pt"))
+
+
+def check_ranks(args: Any, shown: Sequence[bool]) -> None:
+    """Refuse rows without images beside rows with images, if ranks add up their gradients.
+
+    Args:
+        args: OpenRLHF's parsed command line.
+        shown: Of each row of a batch, whether it has images.
+
+    Raises:
+        ConfigurationError: The message says what to choose instead.
+    """
+    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node // args.ds.tensor_parallel_size
+    if ranks > 1 and any(shown) and not all(shown) and not args.actor.freeze_visual_encoder:
+        raise ConfigurationError(
+            f"--actor.num_gpus_per_node: {len(shown) - sum(shown)} of {len(shown)} rows have no "
+            f"images, and give the vision encoder no gradient that {ranks} ranks could add up: let "
+            "all environments show images, or set --actor.freeze_visual_encoder, or train on one "
+            "GPU"
+        )

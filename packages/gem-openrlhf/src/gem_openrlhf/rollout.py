@@ -18,7 +18,7 @@ from openrlhf.utils.agent import AgentExecutorBase
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat, Request, Sample
 from gem.trajectory import Trajectory
-from gem_openrlhf.images import Eyes, model_inputs
+from gem_openrlhf.images import Eyes, blank, model_inputs
 from gem_openrlhf.record import keep_evaluated
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.worker import installed, require_hook
@@ -49,6 +49,8 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         """Called by OpenRLHF once in each vLLM actor."""
         self._chat: ChatFormat | None = None
         self._eyes: Eyes | None = None
+        self._shown = False
+        """Whether an episode has shown images."""
         self._plays: Counter[str] = Counter()
 
     async def execute(
@@ -90,7 +92,8 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             settings.check_left_out(trajectory, "OpenRLHF")
         elif settings.record_dir is not None:
             keep_evaluated(settings.record_dir, row.evaluation, trajectory)
-        answer = self._row(trajectory, row, self._chat)
+        self._shown = self._shown or any(turn.images for turn in trajectory.turns)
+        answer = self._row(trajectory, row, self._chat, shown=self._shown)
         if sampling_params.logprobs is None:
             answer["rollout_log_probs"] = None
         elif answer["rollout_log_probs"] is None:
@@ -122,7 +125,9 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         return own
 
     @staticmethod
-    def _row(trajectory: Trajectory, row: DatasetRow, chat: ChatFormat) -> dict[str, Any]:
+    def _row(
+        trajectory: Trajectory, row: DatasetRow, chat: ChatFormat, *, shown: bool = False
+    ) -> dict[str, Any]:
         """Return what OpenRLHF makes a training row of, with log-probs if they are known."""
         success = float(trajectory.valid and trajectory.success)
         inputs = None
@@ -135,10 +140,16 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             reward = trajectory.total_reward
             inputs = model_inputs(chat, tokens.images)
         else:
-            # OpenRLHF's rows hold at least one sampled token; this one's advantage will be 0. An
-            # evaluation has no mean of which this episode is no part. No token stands for an image.
+            # OpenRLHF's rows hold at least one sampled token, here one that stands for no image;
+            # this one's advantage will be 0. An evaluation has no mean of which this episode is no
+            # part.
             stop_id = min(i for i in chat.stop_ids if chat.usable([i]))
-            ids, ranges, logprobs = [stop_id, stop_id], [(1, 2)], [0.0, 0.0]
+            before = [stop_id]
+            if shown:
+                # The other rows have images, so this one must.
+                before, inputs = blank(chat)
+            end = len(before)
+            ids, ranges, logprobs = [*before, stop_id], [(end, end + 1)], [0.0] * (end + 1)
             reward = 0.0 if row.evaluation is None else math.nan
         cut = bool(trajectory.turns) and trajectory.turns[-1].stop_reason == "length"
         return {
