@@ -279,7 +279,7 @@ def test_an_aborted_request_stops_the_run(engine: Any) -> None:
 
 
 def test_rows_that_cannot_be_played_are_refused(engine: Any) -> None:
-    with pytest.raises(ConfigurationError, match="text only"):
+    with pytest.raises(ConfigurationError, match="images come from environments"):
         play(executor(), engine(["a"]), images=["picture.png"])
     with pytest.raises(UnknownEnvError, match="Scriptet"):
         play(executor(), engine(["a"]), row=DatasetRow(Task("test:Scriptet-v0", 0)))

@@ -85,6 +85,8 @@ def experiences(
     *,
     value: Callable[[int, int], float] = lambda episode, turn: 0.0,
     rows: int = 3,
+    chat: Any = None,
+    shown: bool = False,
 ) -> list[Any]:
     """Episodes as OpenRLHF's generator and maker hold them before advantages are computed.
 
@@ -93,6 +95,8 @@ def experiences(
         batch: The episodes.
         value: The critic's value of a turn; everywhere else it is 9.
         rows: OpenRLHF's `--rollout.micro_batch_size`.
+        chat: Chat format; by default one of text.
+        shown: Whether episodes have shown images.
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
@@ -100,10 +104,10 @@ def experiences(
     from gem_train.experiment.tasksets import DatasetRow
     from gem_train.packed import PackedTrajectory
 
-    samples = []
+    samples, chat = [], chat or SimpleNamespace(stop_ids={STOP}, usable=len)
     for episode, trajectory in enumerate(batch):
         row = DatasetRow(trajectory.task)
-        response = GemAgentExecutor._row(trajectory, row, STOP)
+        response = GemAgentExecutor._row(trajectory, row, chat, shown=shown)
         response |= {
             "prompt": f"task {trajectory.task.seed}",
             "label": Played(row.encode(), PackedTrajectory.of(trajectory)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,9 @@ SPEC: dict[str, Any] = {
 GONE = {"name": "mcp", "servers": {"gone": {"command": "no-such-command"}}}
 
 
-def run(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> int:
+def run(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(spec)))
-    return preflight.main()
+    return preflight.main(list(options))
 
 
 def test_training_and_evaluations_are_begun_with_their_first_task() -> None:
@@ -69,6 +70,29 @@ def test_an_environment_that_shows_images_is_refused_by_its_id() -> None:
     with pytest.raises(ConfigurationError, match="math:Geometry3K shows images"):
         preflight.check([task])
     preflight.check([task], images=True)
+
+
+@pytest.mark.parametrize("sees", [True, False, None], ids=["sees", "is blind", "is not known"])
+def test_a_model_that_sees_no_images_is_named_with_the_environment(
+    sees: bool | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A name on the hub tells nothing; its run stops at the first episode."""
+    if sees is not None:
+        part = {"vision_config": {}} if sees else {}
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "m", **part}))
+    model = "on/the-hub" if sees is None else str(tmp_path)
+    spec = {
+        **SPEC,
+        "env": {"id": "game:Sokoban-v0-easy", "params": {"modality": "image"}},
+        "policy": {**SPEC["policy"], "model": model},
+    }
+    assert run(spec, monkeypatch, "--images") == (2 if sees is False else 0)
+    said = capsys.readouterr().err
+    blind = f"game:Sokoban-v0-easy shows images, and policy.model '{model}' sees none"
+    assert (blind in said) == (sees is False)
 
 
 @pytest.mark.parametrize("modality", ["image", "both"])

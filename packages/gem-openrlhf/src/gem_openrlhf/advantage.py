@@ -21,6 +21,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from gem.errors import RolloutError
 from gem.estimators import estimator
+from gem_openrlhf.images import check_inputs, check_ranks, check_unpacked
 from gem_openrlhf.record import recording
 from gem_openrlhf.rollout import FAILED, PREFIX, Played
 from gem_openrlhf.settings import Settings, check_flags, load_settings
@@ -49,6 +50,12 @@ class Row(PlacedEpisode):
         """The row of the tensors; None: the episode failed."""
         return self.rows[0] if self.rows else None
 
+    @property
+    def given(self) -> Any:
+        """What OpenRLHF's models are given for the row's images; None if it has none."""
+        inputs = self.experience.mm_train_inputs
+        return inputs[self.place] if inputs else None
+
     def ids(self) -> torch.Tensor:
         """Return OpenRLHF's tokens of this row, without padding."""
         n = int(self.experience.attention_mask[self.place].sum())
@@ -71,11 +78,16 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         """Set rewards, advantages and returns of a batch; see OpenRLHF's method.
 
         Raises:
+            ConfigurationError: Images were shown, and flags do not work with them.
             RolloutError: Too many episodes failed, or a row does not hold what was played.
         """
         if self.gem is None:
             return list(super().compute_advantages_and_returns(experiences))
         rows = read_rows(experiences, self.args.rollout.n_samples_per_prompt)
+        shown = [bool(row.given) for row in rows]
+        if any(shown):
+            check_unpacked(self.args)
+            check_ranks(self.args, shown)
         trajectories = [row.trajectory for row in rows]
         check_episodes(trajectories, self.gem.max_failed_fraction)
         agreement = self._agreement(experiences, rows, self.gem)
@@ -195,8 +207,9 @@ def read_rows(experiences: Sequence[Any], samples: int) -> list[Row]:
             rows = [PlacedRow(place, tokens) for tokens in trajectory.training_rows()]
             row = Row(trajectory, rows, experience, place, int(number))
             if row.trained is not None:
-                mask = experience.action_mask[place]
-                row.trained.check(row.ids(), mask, f"the training row of {trajectory.task}")
+                mask, name = experience.action_mask[place], f"the training row of {trajectory.task}"
+                row.trained.check(row.ids(), mask, name)
+                check_inputs(row.given, row.trained.tokens.images, name)
             found.append(row)
         experience.labels = labels
     return sorted(found, key=lambda row: row.number)

@@ -12,6 +12,7 @@ from gem_openrlhf.record import EVALUATED
 from gem_openrlhf.settings import LORA, ONE_ROW, Settings
 from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 from gem_train import entries, platforms
+from gem_train.experiment.hardware import model_config
 from gem_train.experiment.tasksets import dataset_text
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
@@ -87,9 +88,17 @@ def _forward(run: Run, flags: Mapping[str, Any]) -> Passes:
     return Passes("fixed", padding, steps, most, said[rows], said)
 
 
+def _sees(run: Run) -> bool:
+    """Whether the model is known to see; of a name on the hub nothing is known here."""
+    return "vision_config" in model_config(run.spec.policy.model)
+
+
 def _always(run: Run) -> dict[str, Any]:
     """Return the flags that no key decides; those of the critic are given where there is one."""
+    # OpenRLHF's switch for images; no prompt has more of them than it has tokens.
+    images = {"data.max_images_per_prompt": run.spec.policy.tokens} if _sees(run) else {}
     return {
+        **images,
         "data.label_key": "label",
         "ds.zero_stage": 2,
         "train.num_episodes": 1,
@@ -203,7 +212,8 @@ def _passes(run: Run) -> dict[str, Any]:
     fitting = run.pass_tokens // run.spec.policy.tokens
     micro = next(n for n in range(min(share, fitting), 0, -1) if share % n == 0)
     flags: dict[str, Any] = {"rollout.micro_batch_size": micro, "train.micro_batch_size": micro}
-    if run.attention == "flash_attention_2":
+    # OpenRLHF gives the images of packed rows the positions of a text.
+    if run.attention == "flash_attention_2" and not _sees(run):
         # Rows without padding, as many in a forward pass as fit.
         flags |= {"ds.packing_samples": True, "train.dynamic_batch_enable": True}
         sizes = ("rollout.max_tokens_per_gpu", "train.max_tokens_per_gpu")
@@ -247,8 +257,15 @@ TABLE = Table(
         "policy.response_tokens": Elsewhere("data.max_len less policy.prompt_tokens"),
         "sampling.temperature": Copied("rollout.temperature"),
         "sampling.top_p": Copied("rollout.top_p"),
-        "algorithm.advantage": Computed(
-            _advantage, "agent file; algo.advantage.estimator decides whether there is a critic"
+        "algorithm.advantage": (
+            Computed(
+                _advantage, "agent file; algo.advantage.estimator decides whether there is a critic"
+            ),
+            Refused(
+                lambda run, value: run.critic and _sees(run),
+                "OpenRLHF's critic cannot be made of a model that sees, as {run.spec.policy.model} "
+                "does; choose an estimator without a critic",
+            ),
         ),
         "algorithm.gamma": Copied("algo.advantage.gamma"),
         "algorithm.lam": Copied("algo.advantage.lambd"),
@@ -350,7 +367,14 @@ TABLE = Table(
         "hardware.engine.engines": (Copied("vllm.num_engines"), entries.ALL_ENGINES),
         "hardware.engine.memory_share": Copied("vllm.gpu_memory_utilization"),
         "hardware.learner.tensor_parallel": Copied("ds.tensor_parallel_size"),
-        "hardware.learner.sequence_parallel": Copied("ds.ring_attn_size"),
+        "hardware.learner.sequence_parallel": (
+            Copied("ds.ring_attn_size"),
+            Refused(
+                lambda run, value: value > 1 and _sees(run),
+                "OpenRLHF's ring attention packs rows, and gives the images of packed rows the "
+                "positions of a text; set it to 1",
+            ),
+        ),
         "hardware.learner.pass_tokens": Computed(
             _passes,
             "rollout.max_tokens_per_gpu, train.max_tokens_per_gpu with flash attention, else "
@@ -392,7 +416,14 @@ PAIRS = (
 """Which settings of the hardware work together in OpenRLHF."""
 
 adapter = Adapter(
-    "openrlhf", SUPPORTED_OPENRLHF, "openrlhf", TABLE, _compile, check=check_openrlhf, pairs=PAIRS
+    "openrlhf",
+    SUPPORTED_OPENRLHF,
+    "openrlhf",
+    TABLE,
+    _compile,
+    check=check_openrlhf,
+    images=True,
+    pairs=PAIRS,
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openrlhf.utils.agent import AgentExecutorBase
@@ -18,6 +18,7 @@ from openrlhf.utils.agent import AgentExecutorBase
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat, Request, Sample
 from gem.trajectory import Trajectory
+from gem_openrlhf.images import Eyes, blank, model_inputs
 from gem_openrlhf.record import keep_evaluated
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.worker import installed, require_hook
@@ -47,6 +48,9 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
     def __init__(self) -> None:
         """Called by OpenRLHF once in each vLLM actor."""
         self._chat: ChatFormat | None = None
+        self._eyes: Eyes | None = None
+        self._shown = False
+        """Whether an episode has shown images."""
         self._plays: Counter[str] = Counter()
 
     async def execute(
@@ -63,27 +67,33 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
 
         Raises:
             ConfigurationError: The settings need the worker hook, which is not active; or the row
-                is not one of `make_dataset`, or has images.
+                is not one of `make_dataset`, or has images; or images cannot be shown.
             RolloutError: The engine gave no answer; or an episode failed and nothing downstream
                 could leave it out (OpenRLHF's own estimators, `max_failed_fraction=0`).
         """
         # Not when the actor is made: OpenRLHF waits forever for an actor that cannot be made.
         require_hook(self.settings)
         if images:
-            raise ConfigurationError("gem-openrlhf plays text only, but the row has images")
+            raise ConfigurationError(
+                "the row has images, but images come from environments; leave out --data.image_key"
+            )
         settings, row = self.settings, DatasetRow.decode(label)
         if self._chat is None:
-            # OpenRLHF unpickles a tokenizer for every prompt; they are all the same.
+            # OpenRLHF unpickles a tokenizer (of a model that sees: a processor) for every prompt;
+            # they are all the same.
             self._chat = settings.chat_format(hf_tokenizer)
         seed, params = self._seed(label, row), self._params(sampling_params, row)
-        sampler = _Sampler(self._chat.stop_ids, seed, engine=llm_engine, params=params)
+        if self._chat.shows_images and (self._eyes is None or self._eyes.engine is not llm_engine):
+            self._eyes = Eyes(llm_engine)
+        sampler = _Sampler(self._chat, self._eyes, seed, engine=llm_engine, params=params)
         budget = settings.budget(max_length, sampling_params.max_tokens)
         trajectory = await settings.play(row.task, sampler, self._chat, budget)
         if row.evaluation is None:
             settings.check_left_out(trajectory, "OpenRLHF")
         elif settings.record_dir is not None:
             keep_evaluated(settings.record_dir, row.evaluation, trajectory)
-        answer = self._row(trajectory, row, min(self._chat.stop_ids))
+        self._shown = self._shown or any(turn.images for turn in trajectory.turns)
+        answer = self._row(trajectory, row, self._chat, shown=self._shown)
         if sampling_params.logprobs is None:
             answer["rollout_log_probs"] = None
         elif answer["rollout_log_probs"] is None:
@@ -115,9 +125,12 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         return own
 
     @staticmethod
-    def _row(trajectory: Trajectory, row: DatasetRow, stop_id: int) -> dict[str, Any]:
+    def _row(
+        trajectory: Trajectory, row: DatasetRow, chat: ChatFormat, *, shown: bool = False
+    ) -> dict[str, Any]:
         """Return what OpenRLHF makes a training row of, with log-probs if they are known."""
         success = float(trajectory.valid and trajectory.success)
+        inputs = None
         if trajectory.valid:
             tokens = trajectory.training_rows()[0]
             start = len(tokens.prompt_ids)
@@ -125,15 +138,23 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             ranges = [(start + span.start, start + span.end) for span in tokens.spans]
             logprobs = None if tokens.logprobs is None else [0.0] * start + tokens.logprobs
             reward = trajectory.total_reward
+            inputs = model_inputs(chat, tokens.images)
         else:
-            # OpenRLHF's rows hold at least one sampled token; this one's advantage will be 0. An
-            # evaluation has no mean of which this episode is no part.
-            ids, ranges, logprobs = [stop_id, stop_id], [(1, 2)], [0.0, 0.0]
+            # OpenRLHF's rows hold at least one sampled token, here one that stands for no image;
+            # this one's advantage will be 0. An evaluation has no mean of which this episode is no
+            # part.
+            stop_id = min(i for i in chat.stop_ids if chat.usable([i]))
+            before = [stop_id]
+            if shown:
+                # The other rows have images, so this one must.
+                before, inputs = blank(chat)
+            end = len(before)
+            ids, ranges, logprobs = [*before, stop_id], [(end, end + 1)], [0.0] * (end + 1)
             reward = 0.0 if row.evaluation is None else math.nan
         cut = bool(trajectory.turns) and trajectory.turns[-1].stop_reason == "length"
         return {
             "images": None,
-            "mm_train_inputs": None,
+            "mm_train_inputs": inputs,
             "reward": reward,
             "scores": success,
             "observation_tokens": ids,
@@ -153,10 +174,19 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
 class _Sampler(EngineSampler):
     """OpenRLHF's vLLM actor as a sampler of one episode."""
 
+    def __init__(
+        self, chat: ChatFormat, eyes: Eyes | None, seed: tuple[int, ...] | None, **how: Any
+    ) -> None:
+        super().__init__(chat.stop_ids, seed, **how)
+        self._chat, self._eyes = chat, eyes
+
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn."""
         params = copy(self.params)
         params.max_tokens = request.max_tokens
         params.stop_token_ids = self.stop_ids
         params.seed = self.turn_seed()
-        return self.vllm_sample(await self.engine.generate(request.prompt_ids, params))
+        if self._eyes is None or not request.images:
+            return self.vllm_sample(await self.engine.generate(request.prompt_ids, params))
+        answer = await self._eyes.generate(request, self._chat, params)
+        return replace(self.vllm_sample(answer), prompt_tokens=len(answer.prompt_token_ids))
