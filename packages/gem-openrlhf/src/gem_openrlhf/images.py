@@ -190,7 +190,7 @@ def check_ranks(args: Any, shown: Sequence[bool]) -> None:
     if ranks > 1 and any(shown) and not all(shown) and not args.actor.freeze_visual_encoder:
         raise ConfigurationError(
             f"--actor.num_gpus_per_node: {len(shown) - sum(shown)} of {len(shown)} rows have no "
-            f"images, and give the vision encoder no gradient that {ranks} ranks could add up: let "
-            "all environments show images, or set --actor.freeze_visual_encoder, or train on one "
-            "GPU"
+            f"images; with {ranks} ranks that add up gradients of the vision encoder, such a run "
+            "died in its first update: let all environments show images, or set "
+            "--actor.freeze_visual_encoder, or train on one GPU"
         )
