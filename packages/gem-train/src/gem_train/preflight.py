@@ -3,8 +3,8 @@
     python -m gem_train.preflight [--images] < spec.json
 
 reads a RunSpec as JSON. It exits with status 2 and a message if something is missing (a package, a
-sandbox, a server, a judge, a data file) or, without `--images`, if an environment shows images. Run
-it in the Python environment in which the trainer plays its episodes; otherwise a missing extra
+sandbox, a server, a judge, a data file) or if an environment shows images and the policy is shown
+none: without `--images`, or because its model does not see. Run it in the Python environment in which the trainer plays its episodes; otherwise a missing extra
 would show as a failed batch, minutes later.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gem.core import Observation
@@ -22,6 +22,7 @@ from gem.json_lines import parse
 from gem.multi import against_itself, all_seats, make_multi, of_one_seat
 from gem.tasks import Task
 from gem_train.ending import to_the_end
+from gem_train.experiment.hardware import known_config
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.runspec import RunSpec
 from gem_train.judges import check_judges
@@ -33,8 +34,8 @@ def environments(spec: RunSpec) -> list[Task]:
     return [*samples(spec.task_set), *evals]
 
 
-def check(tasks: Iterable[Task], *, images: bool = False) -> None:
-    """Make and reset the environment of every task once.
+def check(tasks: Iterable[Task], *, images: bool = False) -> list[str]:
+    """Make and reset the environment of every task once; return ids of those that show images.
 
     Args:
         tasks: One for each environment.
@@ -44,14 +45,37 @@ def check(tasks: Iterable[Task], *, images: bool = False) -> None:
         ConfigurationError: An environment shows images, and policies are shown text only.
         GemError: Something that an environment, its tools or their servers need is missing.
     """
+    shown = []
     for task in tasks:
         observation = called(_first, task)
-        parts = () if images or isinstance(observation, str) else observation
-        if any(part.get("type") == "image" for part in parts):
+        parts = () if isinstance(observation, str) else observation
+        if not any(part.get("type") == "image" for part in parts):
+            continue
+        shown.append(task.env_id)
+        if not images:
             raise ConfigurationError(
                 f"{task.env_id} shows images, and policies are shown text only: it can be played "
                 f"and graded, but not trained or evaluated in a run"
             )
+    return shown
+
+
+def check_sees(model: str, shown: Sequence[str]) -> None:
+    """Make sure that a model sees if environments show images.
+
+    Args:
+        model: Folder or hub name; one that is not here yet is not examined.
+        shown: Environments that show images.
+
+    Raises:
+        ConfigurationError: It does not see.
+    """
+    config = known_config(model) if shown else {}
+    if config and config.get("vision_config") is None:
+        raise ConfigurationError(
+            f"{shown[0]} shows images, and the model {model!r} does not see: its config.json has "
+            "no vision_config; set policy.model to one that sees"
+        )
 
 
 def _first(task: Task) -> Observation:
@@ -75,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     def run() -> None:
         spec = RunSpec.from_mapping(parse(sys.stdin.read(), "standard input"))
         with to_the_end(lambda: 0, lambda: 0):
-            check(environments(spec), images=args.images)
+            check_sees(spec.policy.model, check(environments(spec), images=args.images))
             check_judges(spec)
 
     return exit_status(run)
