@@ -16,7 +16,18 @@ from gem_train.passes import TO_PASS, UNPADDED, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import Computed, Copied, Departs, Fixed, Refused, Run, Table, namesakes
 from gem_verl import SUPPORTED_VERL, check_verl
-from gem_verl.settings import CRITIC, FLASH, PREFIX, SPLIT, WORKER, Settings, fuses, sees
+from gem_verl.settings import (
+    CRITIC,
+    FLASH,
+    LOADED,
+    PREFIX,
+    SPLIT,
+    UNMASKED,
+    WORKER,
+    Settings,
+    fuses,
+    sees,
+)
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -112,14 +123,15 @@ def _always(run: Run) -> dict[str, Any]:
         "+gem.record_dir": run.run_dir,
         "hydra.run.dir": run.run_dir / "hydra",
         "critic.loss_agg_mode": "token-mean",  # of one token per turn: a mean over turns
-        **(_UNMASKED if sees(run.spec.policy.model) and run.spec.policy.one_row else {}),
+        **(_SEEING if sees(run.spec.policy.model) and run.spec.policy.one_row else {}),
         **dict.fromkeys((*_both("{part}.strategy"), *_both("{fsdp}.strategy")), "fsdp2"),
         **dict.fromkeys(_both("{model}.use_remove_padding"), _unpadded(run)),
         **dict.fromkeys(_both("{part}.optim.optimizer"), "AdamW"),
     }
 
 
-_UNMASKED = {f"+{_ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": WORKER}
+_SEEING = {f"{_ROLLOUT}.load_format": LOADED, f"+{UNMASKED}": WORKER}
+"""Of models that see; `gem_verl.settings` says why."""
 
 
 def _unpadded(run: Run) -> bool:

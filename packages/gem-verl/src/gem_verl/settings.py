@@ -43,8 +43,11 @@ SPLIT = (
 )
 READ = "gem_prompt_ids"
 """Field of the server's answer with the prompt as the engine read it, if it has images."""
+LOADED = "auto"
+"""verl's `load_format` for models that see."""
 WORKER = "gem_verl.worker.GemWorker"
-"""vLLM's `worker_extension_cls` for models that see."""
+UNMASKED = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+"""Name of the setting whose value is `WORKER` for models that see."""
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 _SPLIT = ("actor.fsdp_config.", "actor.", "ref.fsdp_config.", "ref.")
@@ -190,6 +193,8 @@ def sees(model: str) -> bool:
 
 def _with_images(config: Any, settings: Settings, env: str) -> Iterator[Refusal]:
     """Yield what does not work with an environment that shows images."""
+    from omegaconf import OmegaConf
+
     rollout, why = config.actor_rollout_ref.rollout, f"{env} shows images, and "
     agent, name = "agent.default_agent_loop", f"{_ROLLOUT}.name"
     one = f"{why}they need episodes of one row"
@@ -200,6 +205,12 @@ def _with_images(config: Any, settings: Settings, env: str) -> Iterator[Refusal]
     apart = f"{why}servers that divide prefill and decoding do not tell how they read them"
     divided = bool((rollout.get("disaggregation") or {}).get("enabled"))
     yield f"{_ROLLOUT}.disaggregation.enabled", divided, f"{apart}; set it to False"
+    noise = f"{why}vLLM has the mean and variance of their pixels in buffers, which 'dummy' fills "
+    noise += f"with noise and no update of the weights restores; set it to {LOADED}"
+    yield f"{_ROLLOUT}.load_format", str(rollout.load_format) == "dummy", noise
+    banned = f"{why}verl bans the tokens that stand for them in the engine, not in the learner, so "
+    banned += f"that log-probabilities of all tokens differ; set +{UNMASKED}={WORKER}"
+    yield UNMASKED, OmegaConf.select(config, UNMASKED) != WORKER, banned
     given = bool(config.data.get("mm_processor_kwargs"))
     sizes = f"{why}the server does not get these arguments; change the model's preprocessor_config"
     yield "data.mm_processor_kwargs", given, f"{sizes}.json instead"
