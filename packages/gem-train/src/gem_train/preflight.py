@@ -4,8 +4,9 @@
 
 reads a RunSpec as JSON. It exits with status 2 and a message if something is missing (a package, a
 sandbox, a server, a judge, a data file) or if an environment shows images and the policy is shown
-none: without `--images`, or because its model does not see. Run it in the Python environment in which the trainer plays its episodes; otherwise a missing extra
-would show as a failed batch, minutes later.
+none: without `--images`, or because its model does not see. Run it in the Python environment in
+which the trainer plays its episodes; otherwise a missing extra would show as a failed batch,
+minutes later.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
+from gem.errors import ConfigurationError
 from gem.multi import all_seats
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.tasksets import Source, encode_task, task_at
-from gem.errors import ConfigurationError
 from gem_train.preflight import check, check_sees
 from gem_verl.settings import Settings, check_config
 

@@ -69,8 +69,10 @@ def _forward(run: Run, settings: Mapping[str, Any]) -> Passes:
     # The rows of a step are of so many tasks. Where an episode has several rows, a step has room
     # for those of all episodes.
     steps = max(said[tasks] * entries.most_agents(run.spec) // said[step], 1)
-    layout, padding = ("packed", UNPADDED) if _unpadded(run) else ("dynamic", TO_PASS)
-    return Passes(layout, padding, said[epochs] * steps, said[tokens] * said[split], None, said)
+    updates, most = said[epochs] * steps, said[tokens] * said[split]
+    if _unpadded(run):
+        return Passes("packed", UNPADDED, updates, most, None, said)
+    return Passes("dynamic", TO_PASS, updates, most, None, said)
 
 
 def _override(key: str, value: Any) -> str:

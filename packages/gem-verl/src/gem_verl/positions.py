@@ -31,7 +31,7 @@ def repair(data: Any) -> None:
     Args:
         data: A batch in the learner; its `position_ids` may be replaced.
     """
-    positions = data["position_ids"] if "position_ids" in data.keys() else None
+    positions = data.get("position_ids", None)
     if positions is not None and positions.is_nested and positions.dim() == 3:
         values, offsets = positions.values(), positions.offsets()
         if int(offsets[-1]) == values.shape[0]:

@@ -142,7 +142,9 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 if image.digest not in _EXAMINED:
                     chat.inputs([image])
                     _EXAMINED.add(image.digest)
-            text = self.tokenizer.decode(chat.collapse(row.ids, row.images), skip_special_tokens=True)
+            text = self.tokenizer.decode(
+                chat.collapse(row.ids, row.images), skip_special_tokens=True
+            )
             spelled = text.count(chat.spell([chat.image_id]))
             if spelled > len(row.images):
                 raise RolloutError(
@@ -304,10 +306,11 @@ class _Sampler(EngineSampler):
         if ids is None:
             return None
         if len(ids) == len(request.prompt_ids) and ids != request.prompt_ids:
-            place = next(n for n, (a, b) in enumerate(zip(ids, request.prompt_ids)) if a != b)
+            pairs = enumerate(zip(ids, request.prompt_ids, strict=True))
+            place, (found, sent) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
             raise RolloutError(
-                f"the engine read another prompt: token {place} of {len(ids)} is {ids[place]}, and "
-                f"not {request.prompt_ids[place]}"
+                f"the engine read another prompt: token {place} of {len(ids)} is {found}, and not "
+                f"{sent}"
             )
         return len(ids)
 
