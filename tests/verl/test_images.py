@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import importlib
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +31,14 @@ from gem.errors import ConfigurationError
 from gem.rollout.vision import VisionChatFormat
 from gem.tasks import Task
 from gem_cpu import tiny_processor
+from gem_train.experiment.hardware import CPU
+from gem_train.experiment.runspec import RunSpec
 from gem_train.experiment.tasksets import encode_task
 from gem_train.preflight import check
 from gem_verl.dataset import GemDataset
+from gem_verl.launch import adapter
 from gem_verl.positions import repair
+from gem_verl.registry import load
 from gem_verl.rollout import GemAgentLoopOutput
 from gem_verl.settings import READ, UNMASKED, WORKER, check_config
 
@@ -352,5 +358,92 @@ def test_positions_of_texts_are_left_alone() -> None:
     repair({})
 
 
-def test_the_registry_has_our_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert RolloutReplicaRegistry._registry["vllm"].__module__ == "gem_verl.registry"
+def test_the_registry_has_our_server() -> None:
+    assert RolloutReplicaRegistry._registry["vllm"] is load
+    replica = RolloutReplicaRegistry.get("vllm")
+    assert (replica.__module__, replica.__name__) == ("gem_verl.server", "GemReplica")
+
+
+class Engine:
+    """Stands in for vLLM's: its outputs have the prompt as it was read."""
+
+    async def generate(self, *, prompt: Any, request_id: str) -> Any:
+        for _ in range(2):
+            await asyncio.sleep(0)
+            yield SimpleNamespace(prompt_token_ids=(1, *prompt, *prompt))
+
+
+def test_our_server_says_what_the_engine_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    server_module = importlib.import_module("gem_verl.server")
+    engine = Engine()
+
+    async def generate(
+        self: Any, prompt_ids: Any, params: Any, request_id: str, image_data: Any = None
+    ) -> Answer:
+        async for _ in engine.generate(prompt=prompt_ids, request_id=request_id):
+            pass
+        if params.get("fails"):
+            raise ValueError("no room")
+        return Answer([], None)
+
+    monkeypatch.setattr(server_module.vLLMHttpServer, "generate", generate)
+    server = server_module.GemServer.__new__(server_module.GemServer)
+    server.follow(engine)
+
+    async def ask() -> list[Any]:
+        asked = [
+            server.generate([2], {}, "a", image_data=["picture"]),
+            server.generate([3, 4], {}, "b", image_data=["picture"]),
+            server.generate([5], {}, "c"),
+            server.generate([6], {"fails": True}, "d", image_data=["picture"]),
+        ]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, second, text, failed = asyncio.run(ask())
+    assert first.extra_fields == {READ: [1, 2, 2]}
+    assert second.extra_fields == {READ: [1, 3, 4, 3, 4]}
+    assert text.extra_fields == {}
+    assert isinstance(failed, ValueError)
+    assert not server._read
+
+
+def test_our_worker_bans_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = importlib.import_module("gem_verl.worker")
+    asked: list[Any] = []
+
+    def prepare(self: Any, vocab_size: int, banned_token_ids: Any = None) -> None:
+        asked.append((vocab_size, banned_token_ids))
+
+    monkeypatch.setattr(worker.vLLMColocateWorkerExtension, "monkey_patch_model", prepare)
+    worker.GemWorker().monkey_patch_model(vocab_size=9, banned_token_ids=[7])
+    assert asked == [(9, None)]
+    assert f"{worker.GemWorker.__module__}.{worker.GemWorker.__name__}" == WORKER
+
+
+@pytest.mark.parametrize("context", ["chat", "concat"])
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_runspec_sets_what_a_model_that_sees_needs(
+    sees: bool, context: str, compose: Any, tmp_path: Any
+) -> None:
+    about = {"tie_word_embeddings": True, **({"vision_config": {}} if sees else {})}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    policy = {"model": str(tmp_path), "prompt_tokens": 96, "response_tokens": 200}
+    spec = RunSpec.from_mapping(
+        {
+            "name": "test",
+            "env": {"id": "game:GuessTheNumber-v0-easy"},
+            "policy": {**policy, "turn_tokens": 16, "turns": 4, "context": context},
+            "training": {"iterations": 2, "tasks": 4},
+        }
+    )
+    launch = adapter.compile(spec, run_dir=tmp_path, hardware=CPU)
+    config = compose([each for each in launch.argv[3:]])
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    needed = sees and context == "chat"
+    assert rollout.load_format == ("auto" if needed else "dummy")
+    assert OmegaConf.select(config, UNMASKED) == (WORKER if needed else None)
+    assert model.use_remove_padding is not sees
+    assert model.use_fused_kernels is not sees
+    assert launch.images
+    assert launch.passes is not None
+    assert launch.passes.layout == ("dynamic" if sees else "packed")
