@@ -433,11 +433,13 @@ def test_a_runspec_sets_what_a_model_that_sees_needs(
             "name": "test",
             "env": {"id": "game:GuessTheNumber-v0-easy"},
             "policy": {**policy, "turn_tokens": 16, "turns": 4, "context": context},
+            "algorithm": {"advantage": "rebn"},
+            "optimizer": {"lr": 1e-3},
             "training": {"iterations": 2, "tasks": 4},
         }
     )
     launch = adapter.compile(spec, run_dir=tmp_path, hardware=CPU)
-    config = compose([each for each in launch.argv[3:]])
+    config = compose(launch.argv[3:])
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     needed = sees and context == "chat"
     assert rollout.load_format == ("auto" if needed else "dummy")
