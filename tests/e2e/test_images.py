@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,13 @@ SPEC: dict[str, Any] = {
 }
 
 
-def start(trainer: str, folder: Path, **environment: str) -> Any:
+SAMPLED = {"sampling": {"temperature": 1.0}}
+"""Changes of the experiment: the engine's log-probabilities are those of the whole distribution."""
+
+
+def start(
+    trainer: str, folder: Path, changes: Mapping[str, Any] | None = None, **environment: str
+) -> Any:
     """Run the experiment with a trainer, recording its own rows; return the outcome."""
     path = [environment.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -64,7 +71,7 @@ def start(trainer: str, folder: Path, **environment: str) -> Any:
         for name, value in environment.items():
             patch.setenv(name, value)
         return run_with_rows(
-            resolved(RunSpec.from_mapping(SPEC)),
+            resolved(RunSpec.from_mapping({**SPEC, **(changes or {})})),
             trainer=trainer,
             run_dir=folder,
             hardware=CPU,
@@ -87,8 +94,10 @@ def test_verl_and_the_reference_are_the_same_on_images(folders: dict[str, Path])
     assert not findings, "\n".join(map(str, findings[:20]))
 
 
-def test_the_learner_agrees_with_the_server(folders: dict[str, Path]) -> None:
-    train = [m for m in read_run(folders["verl"]).metrics if m["split"] == "train"]
+def test_the_learner_agrees_with_the_server(tmp_path: Path) -> None:
+    outcome = start("verl", tmp_path / "run", SAMPLED)
+    assert outcome.status == "finished", outcome.message
+    train = [m for m in read_run(tmp_path / "run").metrics if m["split"] == "train"]
     print([m["logprob_difference_max"] for m in train])
     assert [m["iteration"] for m in train] == list(range(STEPS))
     assert all(m["logprob_difference_max"] < CLOSE for m in train)

@@ -40,7 +40,7 @@ from gem_verl.launch import adapter
 from gem_verl.positions import repair
 from gem_verl.registry import load
 from gem_verl.rollout import GemAgentLoopOutput
-from gem_verl.settings import READ, UNMASKED, WORKER, check_config
+from gem_verl.settings import ATTENTION, READ, UNMASKED, WORKER, check_config
 
 COLORS = ("red", "green", "blue")
 
@@ -300,6 +300,7 @@ REFUSED = [
     ("actor_rollout_ref.rollout.load_format=dummy", "load_format"),
     ("+data.mm_processor_kwargs={max_pixels: 3136}", "mm_processor_kwargs"),
     ("critic.enable=True", "critic.enable"),
+    (f"+{ATTENTION}=sdpa", "use_remove_padding"),
     (f"~{UNMASKED}", "worker_extension_cls"),
 ]
 

@@ -242,9 +242,9 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         version = max(int(kwargs["global_steps"]) - 1, 0)
         known = None if trajectory is None else trajectory.policy_version
         oldest, newest = known or (version, version)
-        images = {"images": [opened(image) for image in row.images]} if row.images else None
+        shown = {"multi_modal_data": {"images": [opened(each) for each in row.images]}}
         return GemAgentLoopOutput(
-            multi_modal_data=images,
+            **(shown if row.images else {}),
             prompt_ids=row.prompt_ids,
             response_ids=response,
             response_mask=mask,

@@ -211,6 +211,10 @@ def _with_images(config: Any, settings: Settings, env: str) -> Iterator[Refusal]
     banned = f"{why}verl bans the tokens that stand for them in the engine, not in the learner, so "
     banned += f"that log-probabilities of all tokens differ; set +{UNMASKED}={WORKER}"
     yield UNMASKED, OmegaConf.select(config, UNMASKED) != WORKER, banned
+    attention = str(OmegaConf.select(config, ATTENTION) or "flash_attention_2")
+    packed = bool(config.actor_rollout_ref.model.use_remove_padding) and "flash" not in attention
+    padding = f"{why}verl removes the padding of models that see with flash attention only; set it"
+    yield f"{_MODEL}.use_remove_padding", packed, f"{padding} to False"
     given = bool(config.data.get("mm_processor_kwargs"))
     sizes = f"{why}the server does not get these arguments; change the model's preprocessor_config"
     yield "data.mm_processor_kwargs", given, f"{sizes}.json instead"
