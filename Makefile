@@ -288,9 +288,9 @@ SEEING := GEM_CPU=1 PYTHONPATH=$(CURDIR)/packages/gem-cpu/src/gem_cpu/startup:$(
 .PHONY: test-vision e2e-vision
 test-vision: env-dev $(TORCHVISION) ## The tiny model that sees, with transformers' own processor
 	$(SEEING) $(DEV) $(PYTEST) tests/cpu/test_tiny_vl.py
-e2e-vision: test-vision env-verl env-openrlhf ## Real vLLM serves it, real OpenRLHF trains it: pictures in two turns
+e2e-vision: test-vision env-verl env-openrlhf ## Real vLLM serves it, real verl and OpenRLHF train it: pictures in several turns
 	$(SEEING) $(VERL) $(PYTEST) tests/verl/test_cpu_shims.py -k torchvision
-	$(SEEING) $(DEV) $(PYTEST) -rP tests/e2e/test_tiny_vl.py tests/e2e/test_openrlhf_images.py
+	$(SEEING) $(DEV) $(PYTEST) -rP tests/e2e/test_tiny_vl.py tests/e2e/test_verl_images.py tests/e2e/test_openrlhf_images.py -m "not breaks"
 conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) $(PYTEST) tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)

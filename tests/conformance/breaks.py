@@ -102,6 +102,38 @@ def no_weight_sync() -> None:
     manager.update_weights = only_first
 
 
+def _verl_sends(change: Callable[[list[int], Any], list[int]]) -> Callable[[], None]:
+    """Return a defect in the prompts that verl's server gives to vLLM."""
+
+    def install(module: Any) -> None:
+        module.qwen2_5_vl_dedup_image_tokens = change
+
+    where = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+    return lambda: after_import(where, install)
+
+
+def _doubled(ids: list[int], processor: Any) -> list[int]:
+    """Give vLLM two placeholders for each image, as if some of them were expanded before."""
+    return [i for i in ids for _ in range(1 + (i == processor.image_token_id))]
+
+
+def verl_image_dropped() -> None:
+    """Lose the last image of each prompt on its way to the engine."""
+
+    def install(module: Any) -> None:
+        asked = module._Sampler._asked
+
+        def without(self: Any, request: Any) -> dict[str, Any]:
+            found: dict[str, Any] = asked(self, request)
+            if found.get("image_data"):
+                found["image_data"] = found["image_data"][:-1]
+            return found
+
+        module._Sampler._asked = without
+
+    after_import("gem_verl.rollout", install)
+
+
 def openrlhf_no_weight_sync() -> None:
     """Let OpenRLHF's engine go on with the weights it began with."""
 
@@ -322,10 +354,18 @@ CORRECTIONS = {
 }
 """Defects in verl's corrections, and the case of test_correction.py that must notice."""
 
+IMAGES = {
+    "verl_image_doubled": (_verl_sends(_doubled), "more"),
+    "verl_image_dropped": (verl_image_dropped, "fewer"),
+}
+"""Defects in how verl shows images, and whether the engine then reads more or fewer tokens than the
+prompt has: the run must end with these numbers (tests/e2e/test_images.py)."""
+
 LEARNING = {"wrong_sign": wrong_sign, "off_by_one": off_by_one}
 """Defects that must show in what is learned (tests/learn), imported before `gem_bench`."""
 
 if "GEM_BREAK" in os.environ:
     named = os.environ["GEM_BREAK"]
     known = BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM | KEYS | CORRECTIONS | OVERLONG
+    known |= IMAGES
     (LEARNING[named] if named in LEARNING else known[named][0])()

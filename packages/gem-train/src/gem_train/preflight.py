@@ -3,8 +3,8 @@
     python -m gem_train.preflight [--images] < spec.json
 
 reads a RunSpec as JSON. It exits with status 2 and a message if something is missing (a package, a
-sandbox, a server, a judge, a data file), or if an environment shows images and the policy sees none
-(the trainer without `--images`, or the model in its folder). Run it in the Python environment in
+sandbox, a server, a judge, a data file) or if an environment shows images and the policy is shown
+none: without `--images`, or because its model does not see. Run it in the Python environment in
 which the trainer plays its episodes; otherwise a missing extra would show as a failed batch,
 minutes later.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gem.core import Observation
@@ -23,7 +23,7 @@ from gem.json_lines import parse
 from gem.multi import against_itself, all_seats, make_multi, of_one_seat
 from gem.tasks import Task
 from gem_train.ending import to_the_end
-from gem_train.experiment.hardware import model_config
+from gem_train.experiment.hardware import known_config
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.runspec import RunSpec
 from gem_train.judges import check_judges
@@ -35,33 +35,48 @@ def environments(spec: RunSpec) -> list[Task]:
     return [*samples(spec.task_set), *evals]
 
 
-def check(tasks: Iterable[Task], *, images: bool = False, blind: str | None = None) -> None:
-    """Make and reset the environment of every task once.
+def check(tasks: Iterable[Task], *, images: bool = False) -> list[str]:
+    """Make and reset the environment of every task once; return ids of those that show images.
 
     Args:
         tasks: One for each environment.
         images: Whether policies are shown images (`gem.rollout.vision`).
-        blind: The policy's model if it sees no images.
 
     Raises:
-        ConfigurationError: An environment shows images, and policies are shown text only, or the
-            policy's model sees none.
+        ConfigurationError: An environment shows images, and policies are shown text only.
         GemError: Something that an environment, its tools or their servers need is missing.
     """
+    shown = []
     for task in tasks:
         observation = called(_first, task)
-        seen = images and blind is None
-        parts = () if seen or isinstance(observation, str) else observation
-        if any(part.get("type") == "image" for part in parts):
-            if images:
-                raise ConfigurationError(
-                    f"{task.env_id} shows images, and policy.model {blind!r} sees none: choose a "
-                    "model that sees, or an environment of text"
-                )
+        parts = () if isinstance(observation, str) else observation
+        if not any(part.get("type") == "image" for part in parts):
+            continue
+        shown.append(task.env_id)
+        if not images:
             raise ConfigurationError(
                 f"{task.env_id} shows images, and policies are shown text only: it can be played "
                 f"and graded, but not trained or evaluated in a run"
             )
+    return shown
+
+
+def check_sees(model: str, shown: Sequence[str]) -> None:
+    """Make sure that a model sees if environments show images.
+
+    Args:
+        model: Folder or hub name; one that is not here yet is not examined.
+        shown: Environments that show images.
+
+    Raises:
+        ConfigurationError: It does not see.
+    """
+    config = known_config(model) if shown else {}
+    if config and config.get("vision_config") is None:
+        raise ConfigurationError(
+            f"{shown[0]} shows images, and policy.model {model!r} sees none: choose a model that "
+            "sees, or an environment of text"
+        )
 
 
 def _first(task: Task) -> Observation:
@@ -85,9 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     def run() -> None:
         spec = RunSpec.from_mapping(parse(sys.stdin.read(), "standard input"))
         with to_the_end(lambda: 0, lambda: 0):
-            config = model_config(spec.policy.model)
-            blind = spec.policy.model if config and "vision_config" not in config else None
-            check(environments(spec), images=args.images, blind=blind)
+            check_sees(spec.policy.model, check(environments(spec), images=args.images))
             check_judges(spec)
 
     return exit_status(run)

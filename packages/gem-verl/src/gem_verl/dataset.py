@@ -19,13 +19,36 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
+from gem.errors import ConfigurationError
 from gem.multi import all_seats
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.tasksets import Source, encode_task, task_at
-from gem_train.preflight import check
-from gem_verl.settings import check_config
+from gem_train.preflight import check, check_sees
+from gem_verl.settings import Settings, check_config
 
 logger = logging.getLogger(__name__)
+
+
+def _check_sees(processor: Any, model: str, shown: Sequence[str], settings: Settings) -> None:
+    """Make sure that policies can be shown images.
+
+    Args:
+        processor: The model's as verl has loaded it; None if it does not see.
+        model: Its folder or name.
+        shown: Environments that show images.
+        settings: How policies are prompted.
+
+    Raises:
+        ConfigurationError: The model does not see; or its processor cannot be loaded or used.
+    """
+    check_sees(model, shown)
+    if processor is None:
+        raise ConfigurationError(
+            f"{shown[0]} shows images, and verl has no processor of the model {model!r}: it does "
+            "not see, or the processor cannot be loaded, for instance without torchvision; verl's "
+            "warning says why"
+        )
+    settings.chat_format(processor)
 
 
 class GemDataset(Dataset[dict[str, Any]]):
@@ -46,7 +69,7 @@ class GemDataset(Dataset[dict[str, Any]]):
         Args:
             data_files: One URI or several.
             tokenizer: Unused: prompts are rendered where episodes are played.
-            processor: Unused.
+            processor: The model's, if it sees.
             config: verl's `data` table, a part of the whole configuration.
             max_samples: Number of rows to keep; -1 keeps all.
 
@@ -58,11 +81,16 @@ class GemDataset(Dataset[dict[str, Any]]):
         """
         files = [data_files] if isinstance(data_files, str) else list(data_files)
         self.sources = [Source.parse(str(text)) for text in files]
-        check(tasks := [task for source in self.sources for task in samples(source.tasks)])
+        tasks = [task for source in self.sources for task in samples(source.tasks)]
+        shown = check(tasks, images=True)
         total = sum(len(source.tasks) * source.samples for source in self.sources)
         self._n = total if max_samples < 0 else min(total, max_samples)
         if OmegaConf.is_config(config):
-            check_config(config._get_root(), any(all_seats(task.params) for task in tasks))
+            root = config._get_root()
+            seats = any(all_seats(task.params) for task in tasks)
+            settings = check_config(root, seats, shown[0] if shown else None)
+            if shown:
+                _check_sees(processor, str(root.actor_rollout_ref.model.path), shown, settings)
             if config.shuffle:
                 logger.warning("tasks come in random order; data.shuffle=False keeps their order")
 

@@ -12,11 +12,22 @@ from gem_train.experiment.tasksets import Source
 from gem_train.hydra import hydra_value
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
-from gem_train.passes import UNPADDED, Passes, named
+from gem_train.passes import TO_PASS, UNPADDED, Passes, named
 from gem_train.platforms import Platform
 from gem_train.table import Computed, Copied, Departs, Fixed, Refused, Run, Table, namesakes
 from gem_verl import SUPPORTED_VERL, check_verl
-from gem_verl.settings import CRITIC, FLASH, PREFIX, SPLIT, Settings, fuses
+from gem_verl.settings import (
+    CRITIC,
+    FLASH,
+    LOADED,
+    PREFIX,
+    SPLIT,
+    UNMASKED,
+    WORKER,
+    Settings,
+    fuses,
+    sees,
+)
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -48,7 +59,7 @@ def _compile(run: Run) -> Launch:
 
 
 def _forward(run: Run, settings: Mapping[str, Any]) -> Passes:
-    """Return how verl divides a batch: rows without padding, as many as fit the GPUs of a rank."""
+    """Return how verl divides a batch: as many rows as fit the GPUs of a rank."""
     tokens, gpus = f"{_ACTOR}.ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size"
     tasks, step = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
     epochs = f"{_ACTOR}.ppo_epochs"
@@ -58,7 +69,10 @@ def _forward(run: Run, settings: Mapping[str, Any]) -> Passes:
     # The rows of a step are of so many tasks. Where an episode has several rows, a step has room
     # for those of all episodes.
     steps = max(said[tasks] * entries.most_agents(run.spec) // said[step], 1)
-    return Passes("packed", UNPADDED, said[epochs] * steps, said[tokens] * said[split], None, said)
+    updates, most = said[epochs] * steps, said[tokens] * said[split]
+    if _unpadded(run):
+        return Passes("packed", UNPADDED, updates, most, None, said)
+    return Passes("dynamic", TO_PASS, updates, most, None, said)
 
 
 def _override(key: str, value: Any) -> str:
@@ -111,10 +125,23 @@ def _always(run: Run) -> dict[str, Any]:
         "+gem.record_dir": run.run_dir,
         "hydra.run.dir": run.run_dir / "hydra",
         "critic.loss_agg_mode": "token-mean",  # of one token per turn: a mean over turns
+        **(_SEEING if sees(run.spec.policy.model) and run.spec.policy.one_row else {}),
         **dict.fromkeys((*_both("{part}.strategy"), *_both("{fsdp}.strategy")), "fsdp2"),
-        **dict.fromkeys(_both("{model}.use_remove_padding"), True),
+        **dict.fromkeys(_both("{model}.use_remove_padding"), _unpadded(run)),
         **dict.fromkeys(_both("{part}.optim.optimizer"), "AdamW"),
     }
+
+
+_SEEING = {f"{_ROLLOUT}.load_format": LOADED, f"+{UNMASKED}": WORKER}
+"""Of models that see; `gem_verl.settings` says why."""
+
+
+def _unpadded(run: Run) -> bool:
+    """Return whether rows are put one after the other; side by side they are filled up.
+
+    In models that see verl does it with flash attention only.
+    """
+    return not sees(run.spec.policy.model) or "flash" in run.attention
 
 
 def _evaluations(run: Run) -> dict[str, Any]:
@@ -491,6 +518,7 @@ adapter = Adapter(
     TABLE,
     _compile,
     all_seats=True,
+    images=True,
     keeps_state=True,
     check=check_verl,
     pairs=PAIRS,

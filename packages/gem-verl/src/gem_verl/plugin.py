@@ -19,6 +19,8 @@ from gem_verl import check_verl
 
 HOOKS = {
     "verl.trainer.ppo.core_algos": "gem_verl.advantage",
+    "verl.utils.tensordict_utils": "gem_verl.positions",
+    "verl.workers.rollout.replica": "gem_verl.registry",
     "verl.experimental.agent_loop.agent_loop": "gem_verl.rollout",
     "verl.trainer.ppo.v1.trainer_sync": "gem_verl.trainer",
 }

@@ -36,14 +36,15 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from gem.errors import RolloutError
-from gem.rollout import Request, Sample
+from gem.rollout import ChatFormat, Request, Sample
+from gem.rollout.vision import VisionChatFormat, can_show, opened
 from gem.trajectory import TrainingRow, Trajectory
 from gem_train.experiment.metrics import episode_metrics
 from gem_train.experiment.tasksets import decode_task
 from gem_train.packed import PackedTrajectory
 from gem_train.rows import split_turns
 from gem_train.sampling import EngineSampler
-from gem_verl.settings import GEM_MODES, Settings, check_rows
+from gem_verl.settings import GEM_MODES, READ, Settings, check_rows
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ EPISODE = "gem_episode"
 
 VOID_TOKENS = 128
 """Length of a void row, as of verl's own padding rows: context parallelism cuts rows into parts."""
+
+_EXAMINED: set[str] = set()
+"""Images of which the processor makes as many tokens as rows have."""
 
 SCALARS = {
     "acc": "success_rate",
@@ -116,6 +120,39 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             GemAgentLoop._known = self.config, self.agent, settings
         return settings
 
+    @property
+    def _sees(self) -> bool:
+        """Whether policies can be shown images: not in rows of single turns."""
+        return can_show(self.processor) and self._settings.one_row and self.agent == "gem"
+
+    def _check_images(self, trajectory: Trajectory, chat: ChatFormat) -> None:
+        """Make sure that verl makes of each row's images what the row has of them.
+
+        verl gives the images and the text of a row to the model's processor again, and keeps what
+        it makes of the images.
+
+        Raises:
+            RolloutError: The processor gives an image another number of tokens; or the text spells
+                more placeholders than the row has images, at which the processor stops.
+        """
+        if not isinstance(chat, VisionChatFormat):
+            return
+        for row in trajectory.training_rows():
+            for image in row.images:
+                if image.digest not in _EXAMINED:
+                    chat.inputs([image])
+                    _EXAMINED.add(image.digest)
+            text = self.tokenizer.decode(
+                chat.collapse(row.ids, row.images), skip_special_tokens=True
+            )
+            spelled = text.count(chat.spell([chat.image_id]))
+            if spelled > len(row.images):
+                raise RolloutError(
+                    f"an episode of {trajectory.task} has {len(row.images)} images, and its text "
+                    f"spells the placeholder of an image {spelled} times: verl's processor would "
+                    "stop at it"
+                )
+
     async def _play(
         self, sampling_params: dict[str, Any], kwargs: dict[str, Any]
     ) -> list[GemAgentLoopOutput]:
@@ -128,17 +165,21 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             sampling_params = sampling_params | {name: getattr(settings, name) for name in own}
         data = OmegaConf.to_container(OmegaConf.create(dict(self.apply_chat_template_kwargs)))
         template = {**data, **(settings.template_kwargs or {})}
-        chat = replace(settings, template_kwargs=template).shared_chat_format(self.tokenizer)
+        # The tokenizer of a model that sees shows no images.
+        shower = self.processor if self._sees else self.tokenizer
+        chat = replace(settings, template_kwargs=template).shared_chat_format(shower)
         numbers = [int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"])]
         if sampling is not None:
             numbers.append(int(kwargs["index"]))  # a task may have several rows
         seed = None if settings.seed is None else (settings.seed, *numbers)
         # One id for all turns: verl keeps an episode on the server that has its prefix cached.
         engine = partial(self.server_manager.generate, request_id=uuid4().hex)
-        sampler = _Sampler(chat.stop_ids, seed, engine=engine, params=sampling_params)
+        sampler = _Sampler(chat, seed, engine=engine, params=sampling_params)
         limits, index = self.rollout_config, int(kwargs["index"])
         budget = settings.limits(limits.prompt_length, limits.response_length)
         played = await settings.play_all(task, sampler, chat, budget, group=index)
+        for each in played:
+            self._check_images(each, chat)
         about = {"metrics": episode_metrics(played), "seconds": sampler.seconds}
         return [row for each in played for row in self._rows(kwargs, each, **about)]
 
@@ -201,7 +242,9 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         version = max(int(kwargs["global_steps"]) - 1, 0)
         known = None if trajectory is None else trajectory.policy_version
         oldest, newest = known or (version, version)
+        shown = {"multi_modal_data": {"images": [opened(each) for each in row.images]}}
         return GemAgentLoopOutput(
+            **(shown if row.images else {}),
             prompt_ids=row.prompt_ids,
             response_ids=response,
             response_mask=mask,
@@ -239,6 +282,38 @@ class _Sampler(EngineSampler):
     seconds = 0.0
     """Time spent waiting for the server."""
 
+    def __init__(self, chat: ChatFormat, *args: Any, **named: Any) -> None:
+        super().__init__(chat.stop_ids, *args, **named)
+        self.chat = chat
+
+    def _asked(self, request: Request) -> dict[str, Any]:
+        """Return a prompt as verl's servers take it: with one placeholder for each image."""
+        if not request.images:
+            return {"prompt_ids": request.prompt_ids}
+        assert isinstance(self.chat, VisionChatFormat)
+        return {
+            "prompt_ids": self.chat.collapse(request.prompt_ids, request.images),
+            "image_data": [opened(image) for image in request.images],
+        }
+
+    def _read(self, request: Request, answer: Any) -> int | None:
+        """Return how many tokens the engine read of a prompt with images, as it says.
+
+        Raises:
+            RolloutError: It read as many tokens, but others.
+        """
+        ids = answer.extra_fields.get(READ) if request.images else None
+        if ids is None:
+            return None
+        if len(ids) == len(request.prompt_ids) and ids != request.prompt_ids:
+            pairs = enumerate(zip(ids, request.prompt_ids, strict=True))
+            place, (found, sent) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+            raise RolloutError(
+                f"the engine read another prompt: token {place} of {len(ids)} is {found}, and not "
+                f"{sent}"
+            )
+        return len(ids)
+
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn."""
         own = {"stop_token_ids": self.stop_ids, "max_tokens": request.max_tokens}
@@ -247,7 +322,7 @@ class _Sampler(EngineSampler):
         if seed is not None:
             params["seed"] = seed
         began = time.monotonic()
-        output = await self.engine(prompt_ids=request.prompt_ids, sampling_params=params)
+        output = await self.engine(**self._asked(request), sampling_params=params)
         self.seconds += time.monotonic() - began
         if output.stop_reason in ("abort", "aborted"):
             raise RolloutError("the server aborted a request")
@@ -255,4 +330,5 @@ class _Sampler(EngineSampler):
         version = None if None in (oldest, newest) else (int(oldest), int(newest))
         # verl says "completed" for a finished turn and for one that was cut.
         cut = len(output.token_ids) >= request.max_tokens
-        return self.sample(output.token_ids, output.log_probs, cut=cut, version=version)
+        sample = self.sample(output.token_ids, output.log_probs, cut=cut, version=version)
+        return replace(sample, prompt_tokens=self._read(request, output))

@@ -41,6 +41,13 @@ SPLIT = (
     "verl shares a row inside flash attention only: with {} each GPU sees its own part of the row, "
     f"and log-probabilities are wrong; {FLASH}"
 )
+READ = "gem_prompt_ids"
+"""Field of the server's answer with the prompt as the engine read it, if it has images."""
+LOADED = "auto"
+"""verl's `load_format` for models that see."""
+WORKER = "gem_verl.worker.GemWorker"
+UNMASKED = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+"""Name of the setting whose value is `WORKER` for models that see."""
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 _SPLIT = ("actor.fsdp_config.", "actor.", "ref.fsdp_config.", "ref.")
@@ -84,12 +91,13 @@ def check_rows(config: Any, agent: str, seats: bool = False) -> None:
         raise ConfigurationError(f"{reason}, which trainer_mode={mode} tears apart; {_SUGGESTION}")
 
 
-def check_config(config: Any, seats: bool = False) -> Settings:
+def check_config(config: Any, seats: bool = False, images: str | None = None) -> Settings:
     """Return the settings of a verl configuration that GEM rollouts can work with.
 
     Args:
         config: A whole verl configuration.
         seats: Whether there are tasks with `seat=all`.
+        images: An environment that shows images, if there is one.
 
     Raises:
         ConfigurationError: The combination would train on something else than asked for, or fail
@@ -107,6 +115,8 @@ def check_config(config: Any, seats: bool = False) -> Settings:
                 "trainer.v1.trainer_mode=gem_colocate_async"
             )
     found = [*_refusals(config, settings), *_on_gpus(config)]
+    if images is not None:
+        found += _with_images(config, settings, images)
     refuse_values({key: OmegaConf.select(config, key) for key, *_ in found}, found)
     check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop, seats)
     return settings
@@ -176,13 +186,51 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     yield f"{_ROLLOUT}.max_model_len", short, f"an episode may have {longest} tokens ({sizes})"
 
 
+def sees(model: str) -> bool:
+    """Return whether a model sees; one that is not here yet counts as one that does not."""
+    return known_config(model).get("vision_config") is not None
+
+
+def _with_images(config: Any, settings: Settings, env: str) -> Iterator[Refusal]:
+    """Yield what does not work with an environment that shows images."""
+    from omegaconf import OmegaConf
+
+    rollout, why = config.actor_rollout_ref.rollout, f"{env} shows images, and "
+    agent, name = "agent.default_agent_loop", f"{_ROLLOUT}.name"
+    one = f"{why}they need episodes of one row"
+    yield f"{_ROLLOUT}.{agent}", rollout.agent.default_agent_loop != "gem", f"{one}; set it to gem"
+    yield from settings.several_rows(one, "gem.")
+    other = f"{why}verl's {rollout.name} does not tell how it read them; set it to vllm"
+    yield name, rollout.name != "vllm", other
+    apart = f"{why}servers that divide prefill and decoding do not tell how they read them"
+    divided = bool((rollout.get("disaggregation") or {}).get("enabled"))
+    yield f"{_ROLLOUT}.disaggregation.enabled", divided, f"{apart}; set it to False"
+    noise = f"{why}vLLM has the mean and variance of their pixels in buffers, which 'dummy' fills "
+    noise += f"with noise and no update of the weights restores; set it to {LOADED}"
+    yield f"{_ROLLOUT}.load_format", str(rollout.load_format) == "dummy", noise
+    banned = f"{why}verl bans the tokens that stand for them in the engine, not in the learner, so "
+    banned += f"that log-probabilities of all tokens differ; set +{UNMASKED}={WORKER}"
+    yield UNMASKED, OmegaConf.select(config, UNMASKED) != WORKER, banned
+    attention = str(OmegaConf.select(config, ATTENTION) or "flash_attention_2")
+    packed = bool(config.actor_rollout_ref.model.use_remove_padding) and "flash" not in attention
+    padding = f"{why}verl removes the padding of models that see with flash attention only; set it"
+    yield f"{_MODEL}.use_remove_padding", packed, f"{padding} to False"
+    given = bool(config.data.get("mm_processor_kwargs"))
+    sizes = f"{why}the server does not get these arguments; change the model's preprocessor_config"
+    yield "data.mm_processor_kwargs", given, f"{sizes}.json instead"
+    critic = f"{why}nobody has tried verl's critics with them; choose an estimator without one"
+    yield "critic.enable", bool(config.critic.enable), critic
+
+
 def fuses(model: str) -> bool:
-    """Return whether verl's fused head can train a model: not if it scales its logits.
+    """Return whether verl's fused head can train a model: not if it scales its logits or sees.
 
     FSDP2 shards a head by itself unless its matrix is also that of the embeddings. The fused head
     would then meet a shard. A model that is not here yet counts as one with a matrix of its own.
     """
-    return not logit_scales(model) and known_config(model).get("tie_word_embeddings") is True
+    if sees(model) or logit_scales(model):
+        return False
+    return known_config(model).get("tie_word_embeddings") is True
 
 
 def _on_gpus(config: Any) -> Iterator[Refusal]:

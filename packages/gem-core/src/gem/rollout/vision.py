@@ -80,8 +80,7 @@ class VisionChatFormat(ChatFormat):
         if thinking == "drop":
             raise ConfigurationError("thinking='drop' cannot show images; choose 'keep' or 'text'")
         images: Any = getattr(processor, "image_processor", None)
-        told = hasattr(images, "get_number_of_image_patches") and hasattr(images, "merge_size")
-        if not told or not hasattr(processor, "image_token_id"):
+        if not can_show(processor):
             raise ConfigurationError(
                 f"{type(processor).__name__} does not tell how many tokens an image has; expected "
                 "a processor of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or one that works alike"
@@ -272,6 +271,13 @@ class VisionChatFormat(ChatFormat):
     def _count(self, width: int, height: int) -> int:
         patches = self._processor.get_number_of_image_patches(height, width, {})
         return int(patches) // int(self._processor.merge_size) ** 2
+
+
+def can_show(processor: Any) -> bool:
+    """Return whether a processor, or None, tells what `VisionChatFormat` needs."""
+    images = getattr(processor, "image_processor", None)
+    told = hasattr(images, "get_number_of_image_patches") and hasattr(images, "merge_size")
+    return told and hasattr(processor, "image_token_id")
 
 
 def opened(image: Image) -> Any:
