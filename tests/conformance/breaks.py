@@ -359,7 +359,7 @@ IMAGES = {
     "verl_image_dropped": (verl_image_dropped, "fewer"),
 }
 """Defects in how verl shows images, and whether the engine then reads more or fewer tokens than the
-prompt has: the run must end with these numbers (tests/e2e/test_images.py)."""
+prompt has: the run must end with these numbers (tests/e2e/test_verl_images.py)."""
 
 LEARNING = {"wrong_sign": wrong_sign, "off_by_one": off_by_one}
 """Defects that must show in what is learned (tests/learn), imported before `gem_bench`."""

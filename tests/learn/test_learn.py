@@ -1,10 +1,10 @@
 """Cheap learning curves must end where recorded ones did; with a broken advantage they do not.
 
-Experiments of docs/baselines.md, docs/regimes.md and docs/vision.md, with other seeds than the recorded runs. Their
-bounds ask for at most three quarters of what the recorded seeds learned. A control, which ignores
-the reward, must not rise. In `make nightly` also a
-game with a shortest path, in which a discount below 1 must save turns, as success hardly depends on
-it; a game against the best play; and a customer's first tool call, whose reward is partial.
+Experiments of docs/baselines.md, docs/regimes.md and docs/vision.md, with other seeds than the
+recorded runs. Their bounds ask for at most three quarters of what the recorded seeds learned. A
+control, which ignores the reward, must not rise. In `make nightly` also a game with a shortest
+path, in which a discount below 1 must save turns, as success hardly depends on it; a game against
+the best play; and a customer's first tool call, whose reward is partial.
 """
 
 from __future__ import annotations

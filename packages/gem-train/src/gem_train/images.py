@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gem.errors import RecordError
 from gem.fingerprint import canonical
@@ -112,5 +113,5 @@ def _images(trajectory: Trajectory) -> Iterator[tuple[str, bytes]]:
         for part in turn.observation:
             data = part.get("image")
             if part["type"] == "image" and isinstance(data, bytes):
-                [told] = canonical([part])
-                yield told["blake2b"], data  # type: ignore[index]
+                told: Any = canonical([part])
+                yield str(told[0]["blake2b"]), data
