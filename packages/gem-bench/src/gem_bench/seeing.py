@@ -24,6 +24,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from gem.errors import ConfigurationError
 from gem.rollout import ChatFormat, Request
 from gem.rollout.vision import Processor
+from gem.trajectory import Image
 from gem_bench.models import load_pretrained
 from gem_bench.sampler import CachedSampler
 
@@ -84,6 +85,11 @@ class SeeingSampler(CachedSampler):
     _next: Tensor
     """Position of the next token of each row, `[rows]`."""
 
+    def __init__(self, *arguments: Any) -> None:
+        """See `CachedSampler`."""
+        super().__init__(*arguments)
+        self._grids: dict[str, Tensor] = {}
+
     def _feed(self, requests: Sequence[Request]) -> Tensor:
         pad = self.chat.image_id
         places, images = [], []
@@ -111,16 +117,22 @@ class SeeingSampler(CachedSampler):
         ids = torch.tensor([request.prompt_ids], device=self.device)
         if not request.images:
             return torch.arange(ids.shape[1], device=self.device).expand(3, -1)
-        shown = self.chat.inputs(request.images, return_tensors="pt")["image_grid_thw"]
         # An adapter puts the model into another one.
         model = next(each for each in self.model.modules() if hasattr(each, "get_rope_index"))
         positions: Tensor = model.get_rope_index(
             ids,
             mm_token_type_ids=(ids == self.chat.image_id).int(),
-            image_grid_thw=shown.to(self.device),
+            image_grid_thw=torch.cat([self._grid(image) for image in request.images]),
             attention_mask=torch.ones_like(ids),
         )[0]
         return positions[:, 0]
+
+    def _grid(self, image: Image) -> Tensor:
+        """Return how many patches an image has, `[1, 3]`; it is looked at once."""
+        if image.digest not in self._grids:
+            made = self.chat.inputs([image], return_tensors="pt")["image_grid_thw"]
+            self._grids[image.digest] = made.to(self.device)
+        return self._grids[image.digest]
 
     def _go_on(self, token: Tensor, alive: Tensor) -> Tensor:
         positions = self._next[None, :, None].expand(3, -1, -1)
