@@ -273,7 +273,7 @@ pretrained: env-dev $(SMOLLM2_PACKAGES) ## A pretrained language model learns th
 	PYTHONPATH=$(SMOLLM2_PACKAGES) OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/pretrained.toml \
 	  --cpu --jobs 2 --out $(RUNS)/pretrained
 	$(DEV) tools/learned.py $(RUNS)/pretrained
-.PHONY: learn-pictures
+.PHONY: learn-pictures learn-pictures-trainers
 learn-pictures: env-dev ## A small model learns from pictures (docs/vision.md); begun again, it goes on; half an hour
 	OMP_NUM_THREADS=1 $(DEV) -m gem_bench sweep recipes/sweeps/vision.toml --cpu --jobs 2 --out $(RUNS)/vision
 	$(DEV) -m gem_bench plot $(RUNS)/vision/*/ --metrics success_rate --window 5 --panels name --out $(RUNS)/vision/curves.svg
@@ -288,6 +288,8 @@ SEEING := GEM_CPU=1 PYTHONPATH=$(CURDIR)/packages/gem-cpu/src/gem_cpu/startup:$(
 .PHONY: test-vision e2e-vision
 test-vision: env-dev $(TORCHVISION) ## The tiny model that sees, with transformers' own processor
 	$(SEEING) $(DEV) $(PYTEST) tests/cpu/test_tiny_vl.py
+learn-pictures-trainers: env-dev env-verl env-openrlhf $(TORCHVISION) ## The same in real verl and OpenRLHF; a quarter of an hour
+	$(SEEING) $(DEV) -m gem_bench sweep recipes/sweeps/vision-trainers.toml --cpu --jobs 1 --out $(RUNS)/vision-trainers
 e2e-vision: test-vision env-verl env-openrlhf ## Real vLLM serves it, real verl and OpenRLHF train it: pictures in several turns
 	$(SEEING) $(VERL) $(PYTEST) tests/verl/test_cpu_shims.py -k torchvision
 	$(SEEING) $(DEV) $(PYTEST) -rP tests/e2e/test_tiny_vl.py tests/e2e/test_verl_images.py tests/e2e/test_openrlhf_images.py -m "not breaks"
