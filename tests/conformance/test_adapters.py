@@ -124,7 +124,9 @@ def test_a_server_learns_a_game_as_the_reference(
     assert len({m["grad_norm"] for m in read_run(ours).metrics}) > 3
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(
+    "trainer", [pytest.param("tinker", marks=pytest.mark.nightly), "trl"], ids=TRAINERS
+)
 def test_the_reference_would_have_made_the_same_of_a_sampled_run(
     trainer: str, run: Run, keep: Keep, tmp_path: Path
 ) -> None:
