@@ -79,7 +79,8 @@ def transcripts(run: RunRecord) -> Iterable[str]:
             asked = text(turn.observation)
             answers[episode.iteration].setdefault(asked, (asked, said, turn.reward))
     before, after = answers[min(answers)], answers[max(answers)]
-    for asked in list(before)[:SHOWN]:
+    # In a game, later turns depend on earlier answers.
+    for asked in [each for each in before if each in after][:SHOWN]:
         marks = [
             f"{said} {'✓' if reward == 1 else '✗'}"
             for _, said, reward in (before[asked], after[asked])

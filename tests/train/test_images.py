@@ -34,7 +34,7 @@ def test_every_image_is_one_file_that_is_read_again(tmp_path: Path) -> None:
     assert files == {"ab12.jpeg", f"{DIGEST}.png"}
     first, second, *_ = (each.trajectory for each in read_episodes(tmp_path / EPISODES))
     assert [image.data for image in first.turns[0].images] == [seen.data, other.data]
-    assert first.turns[1].images[0] is first.turns[0].images[0]
+    assert first.turns[1].images[0].data is first.turns[0].images[0].data
     # A model that was asked by messages: the digest is in the observation.
     [part] = second.turns[0].observation
     assert read_image(tmp_path, part["blake2b"]) == PNG  # type: ignore[index]

@@ -246,7 +246,7 @@ def test_a_prompt_of_the_same_length_with_another_token_stops_the_run(
         return [ids[0] + 1, *ids[1:]], images
 
     [row] = world.play(SeeingServer(processor, SAID, wrong))
-    assert "read another prompt: token 0 of" in row.extra_fields["gem"]["error"]
+    assert "at place 0 of a prompt with" in row.extra_fields["gem"]["error"]
 
 
 def test_a_text_that_spells_too_many_placeholders_is_named(

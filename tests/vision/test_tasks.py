@@ -153,7 +153,7 @@ def test_count_does_not_count_what_looks_alike() -> None:
         assert len(areas(where(picture, colour))) >= int(env.answer)
 
 
-def test_a_colour_is_that_of_the_shape_that_fills_so_much_of_its_box() -> None:
+def test_the_colour_is_the_only_one_in_the_picture() -> None:
     env = Colour(shapes=1)
     for seed in SEEDS:
         picture = begun(env, seed)

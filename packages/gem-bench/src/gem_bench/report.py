@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -16,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import GemError
+from gem.pictures import data_url, image_kind
 from gem_bench import sections
 from gem_bench.compare import compare
 from gem_bench.plot import COLORS, RATES, dashes, plot
 from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run, landmarks
 from gem_bench.stats import t_quantile
 from gem_bench.tokens import find_tokenizer, token_bytes
-from gem_train.images import OTHER, kind_of, read_image
+from gem_train.images import read_image
 from gem_train.record import EpisodeRecord
 
 _AT_ONCE = 8
@@ -278,11 +278,11 @@ def shown_episode(
 
 
 def _images(observation: Any, folder: Path) -> Iterator[str]:
-    """Give the images of an observation as `data:` addresses, but for large or odd ones."""
+    """Give the images of an observation as `data:` addresses; leave out large and unknown files."""
     for part in [] if isinstance(observation, str) else observation:
         file = read_image(folder, part["blake2b"]) if part.get("blake2b") else b""
-        if len(file) <= MOST_IMAGE and kind_of(file) != OTHER:
-            yield f"data:image/{kind_of(file)};base64,{b64encode(file).decode()}"
+        if len(file) <= MOST_IMAGE and image_kind(file) is not None:
+            yield data_url(file)
 
 
 def _text(observation: Any) -> str:

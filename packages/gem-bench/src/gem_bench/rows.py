@@ -113,11 +113,8 @@ def pad(
         return batch
     if not isinstance(chat, VisionChatFormat):
         raise RolloutError(f"{len(images)} images in rows of a model that sees none")
-    for name, value in chat.inputs(images, return_tensors="pt").items():
-        batch[name] = value.to(device)
-    # Without these, transformers silently takes the positions of a text.
-    batch["mm_token_type_ids"] = (batch["input_ids"] == chat.image_id).int()
-    return batch
+    shown = chat.model_inputs(batch["input_ids"], images)
+    return batch | {name: value.to(device) for name, value in shown.items()}
 
 
 def row_sums(lengths: Tensor, values: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Models that see, in the reference trainer: how they are loaded, and how they sample.
 
-A model sees if its configuration has a part `vision_config`, as those of Qwen2-VL's kind have.
+A model sees if its `config.json` has a `vision_config`.
 transformers reads its images with torchvision where that is installed, else with Pillow.
 """
 

@@ -1,17 +1,25 @@
-"""Modalities of a game: its board as text, as a picture, or both; who draws the pictures."""
+"""Modalities of a game: its board as text, as a picture, or both; who draws the pictures.
+
+Also images of observations as files: `image_file`, `image_kind`, `data_url`.
+"""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from importlib.metadata import entry_points
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Protocol
 
 from gem.core import ContentPart
-from gem.errors import ConfigurationError, MissingExtraError
+from gem.errors import ConfigurationError, ContractError, MissingExtraError
 from gem.parameters import choice
 
 MODALITIES = ("text", "image", "both")
 GROUP = "gem.pictures"
 """Entry-point group of painters; a name is that of a game's class."""
+_KINDS = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+"""First bytes of a file, and what it is."""
 
 
 class Painter(Protocol):
@@ -58,3 +66,36 @@ def parts(before: str, picture: bytes, after: str = "") -> list[ContentPart]:
     said: list[ContentPart] = [{"type": "text", "text": before}] if before else []
     said.append({"type": "image", "image": picture})
     return [*said, {"type": "text", "text": after}] if after else said
+
+
+def image_file(image: Any) -> bytes:
+    """Return an image of an observation as a file; one of Pillow becomes a PNG file.
+
+    Raises:
+        ContractError: It is no path, bytes or image of Pillow, or cannot be read or written.
+    """
+    try:
+        if isinstance(image, str | Path):
+            return Path(image).read_bytes()
+        if hasattr(image, "save"):
+            file = BytesIO()
+            image.save(file, "PNG")
+            return file.getvalue()
+    except (OSError, ValueError) as error:
+        what = f"an image of mode {image.mode}" if hasattr(image, "mode") else "an image"
+        raise ContractError(f"{what} cannot be sent: {error}") from error
+    if not isinstance(image, bytes | bytearray):
+        raise ContractError(f"an image is a path, bytes or a PIL image, got {type(image).__name__}")
+    return bytes(image)
+
+
+def image_kind(file: bytes) -> str | None:
+    """Return `png`, `jpeg`, `gif` or `webp`, from a file's first bytes; None for others."""
+    return next((kind for start, kind in _KINDS.items() if file.startswith(start)), None)
+
+
+def data_url(file: bytes) -> str:
+    """Return a file as a `data:` address."""
+    kind = image_kind(file)
+    media = "application/octet-stream" if kind is None else f"image/{kind}"
+    return f"data:{media};base64,{b64encode(file).decode()}"

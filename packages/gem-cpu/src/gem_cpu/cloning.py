@@ -202,11 +202,7 @@ def _cloning_batch(rows: list[TrainingRow]) -> tuple[Any, Any, Any]:
 def _seen(rows: list[TrainingRow], ids: Any, chat: Any) -> dict[str, Any]:
     """Return what a model that sees is given besides ids and mask."""
     images = [image for row in rows for image in row.images]
-    if not images:
-        return {}
-    # Without types of tokens the model silently takes the positions of a text.
-    types = (ids == chat.image_id).int()
-    return {**chat.inputs(images, return_tensors="pt"), "mm_token_type_ids": types}
+    return chat.model_inputs(ids, images) if images else {}
 
 
 def read_settings(cls: type[T], text: str, name: str) -> T:

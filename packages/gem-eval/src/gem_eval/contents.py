@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-from io import BytesIO
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from gem.core import Observation
 from gem.errors import ConfigurationError, ContractError
+from gem.pictures import data_url, image_file, image_kind
 from gem.tasks import Task
-from gem_train.images import OTHER, kind_of
 
 Content: TypeAlias = str | list[dict[str, Any]]
 """What a message of OpenAI's API says: a text, or parts of the types `text` and `image_url`."""
@@ -50,18 +47,9 @@ def _text(observation: Observation) -> str:
 
 
 def _address(image: Any) -> str:
-    try:
-        if isinstance(image, str | Path):
-            image = Path(image).read_bytes()
-        elif hasattr(image, "save"):  # an image of Pillow
-            file = BytesIO()
-            image.save(file, "PNG")
-            image = file.getvalue()
-        kind = kind_of(image)
-    except (OSError, ValueError, AttributeError) as error:
-        raise ContractError(f"an image of an observation cannot be sent: {error}") from error
-    if kind == OTHER:
+    file = image_file(image)
+    if image_kind(file) is None:
         raise ContractError(
             "an image of an observation cannot be sent: it is no PNG, JPEG, GIF or WebP file"
         )
-    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+    return data_url(file)

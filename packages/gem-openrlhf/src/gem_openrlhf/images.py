@@ -67,10 +67,6 @@ class Eyes:
             request: With images.
             chat: A `VisionChatFormat`.
             params: vLLM's.
-
-        Raises:
-            RolloutError: vLLM read another prompt: an image was dropped or expanded twice, or the
-                trainer's processor gives an image other tokens than vLLM's.
         """
         async with self._lock:
             if self._stale:
@@ -80,22 +76,7 @@ class Eyes:
         opened = imported("gem.rollout.vision:opened")
         shown = {"image": [opened(image) for image in request.images]}
         sent = chat.collapse(request.prompt_ids, request.images)
-        answer = await self.engine.generate(sent, params, multi_modal_data=shown)
-        if answer is not None:
-            _check_read(list(answer.prompt_token_ids), request)
-        return answer
-
-
-def _check_read(read: list[int], request: Request) -> None:
-    """Make sure that vLLM read the tokens of a prompt; of its length `Episode` makes sure."""
-    expected = request.prompt_ids
-    if len(read) == len(expected) and read != expected:
-        place = next(n for n, (a, b) in enumerate(zip(read, expected, strict=True)) if a != b)
-        raise RolloutError(
-            f"vLLM read token {read[place]} at place {place} of a prompt with "
-            f"{len(request.images)} images, where {expected[place]} was sent: its processor gives "
-            "images other tokens than the trainer's does"
-        )
+        return await self.engine.generate(sent, params, multi_modal_data=shown)
 
 
 def model_inputs(chat: Any, images: Sequence[Image]) -> dict[str, Any] | None:

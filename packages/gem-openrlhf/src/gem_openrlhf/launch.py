@@ -12,7 +12,7 @@ from gem_openrlhf.record import EVALUATED
 from gem_openrlhf.settings import LORA, ONE_ROW, Settings
 from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 from gem_train import entries, platforms
-from gem_train.experiment.hardware import model_config
+from gem_train.experiment.hardware import sees
 from gem_train.experiment.tasksets import dataset_text
 from gem_train.launch import Adapter, Launch
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
@@ -89,8 +89,8 @@ def _forward(run: Run, flags: Mapping[str, Any]) -> Passes:
 
 
 def _sees(run: Run) -> bool:
-    """Whether the model is known to see; of a name on the hub nothing is known here."""
-    return "vision_config" in model_config(run.spec.policy.model)
+    """Return whether the model is known to see; one that is not here yet is not."""
+    return bool(sees(run.spec.policy.model))
 
 
 def _always(run: Run) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from gem_openrlhf.settings import Settings
 from gem_openrlhf.worker import installed, require_hook
 from gem_train.experiment.tasksets import DatasetRow
 from gem_train.packed import PackedTrajectory
-from gem_train.sampling import EngineSampler
+from gem_train.sampling import EngineSampler, tokens_read
 
 PREFIX = "gem/"
 FAILED = f"{PREFIX}failed"
@@ -189,4 +189,5 @@ class _Sampler(EngineSampler):
         if self._eyes is None or not request.images:
             return self.vllm_sample(await self.engine.generate(request.prompt_ids, params))
         answer = await self._eyes.generate(request, self._chat, params)
-        return replace(self.vllm_sample(answer), prompt_tokens=len(answer.prompt_token_ids))
+        sample = self.vllm_sample(answer)
+        return replace(sample, prompt_tokens=tokens_read(request, answer.prompt_token_ids))

@@ -11,7 +11,6 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gem import errors
@@ -20,6 +19,7 @@ from gem.contract import plain, shown
 from gem.core import Info, Observation, Step
 from gem.errors import ConfigurationError, ContractError, GemError, RemoteError, ServerFullError
 from gem.foreign import named
+from gem.pictures import data_url, image_file
 from gem.plugins import extra
 
 NEEDED = "serving environments and their clients need: pip install 'gem-core[serve]'"
@@ -29,7 +29,6 @@ MOST_ANSWER_BYTES = 64 << 20
 """Largest message of a server; clients read no larger one."""
 
 _PILLOW = "images in memory need: pip install 'gem-core[images]'"
-_MEDIA = {b"\x89PNG": "image/png", b"\xff\xd8": "image/jpeg", b"GIF8": "image/gif"}
 _LONGEST_REPR = 200
 # A server that does not know a type of message speaks OpenEnv's protocol, but not GEM's part of it.
 _CODES = {"CAPACITY_REACHED": ServerFullError, "UNKNOWN_TYPE": ConfigurationError}
@@ -218,21 +217,8 @@ def json_value(value: Any) -> Any:
 def _packed(part: Mapping[str, Any]) -> dict[str, Any]:
     if part["type"] != "image":
         return {"type": "text", "text": part["text"]}
-    image, pixels = part["image"], False
-    if isinstance(image, str | Path):
-        image = Path(image).read_bytes()
-    elif hasattr(image, "save"):
-        pixels = True
-        buffer = io.BytesIO()
-        try:
-            image.save(buffer, "PNG")
-        except (OSError, ValueError) as error:
-            raise ContractError(f"an image of mode {image.mode} cannot be sent: {error}") from error
-        image = buffer.getvalue()
-    if not isinstance(image, bytes | bytearray):
-        raise ContractError(f"an image is a path, bytes or a PIL image, got {type(image).__name__}")
-    media = next((kind for start, kind in _MEDIA.items() if image.startswith(start)), None)
-    url = f"data:{media or 'application/octet-stream'};base64,{base64.b64encode(image).decode()}"
+    pixels = hasattr(part["image"], "save")
+    url = data_url(image_file(part["image"]))
     return {"type": "image", "image": url, "pixels": pixels}
 
 

@@ -15,21 +15,14 @@ from typing import Any
 
 from gem.errors import RecordError
 from gem.fingerprint import canonical
-from gem.trajectory import Image, Trajectory
+from gem.pictures import image_kind
+from gem.trajectory import Trajectory
 
 IMAGES = "images"
 """Folder of the files, beside `episodes.jsonl`."""
 
 _DIGEST = re.compile(r"[0-9a-f]{1,64}")
-_KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
-"""First bytes of a file, and what it is."""
-OTHER = "bin"
-"""What is none of these."""
-
-
-def kind_of(data: bytes) -> str:
-    """Return `png`, `jpeg`, `gif`, `webp` or `OTHER`, from a file's first bytes."""
-    return next((kind for first, kind in _KINDS.items() if data.startswith(first)), OTHER)
+_ENDINGS = ("png", "jpeg", "gif", "webp", "bin")
 
 
 def write_images(folder: Path, trajectory: Trajectory, known: set[str]) -> None:
@@ -46,7 +39,7 @@ def write_images(folder: Path, trajectory: Trajectory, known: set[str]) -> None:
     for digest, data in _images(trajectory):
         if digest in known or not data:
             continue
-        path = folder / IMAGES / f"{digest}.{kind_of(data)}"
+        path = folder / IMAGES / f"{digest}.{image_kind(data) or _ENDINGS[-1]}"
         try:
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
@@ -66,8 +59,8 @@ def read_image(folder: Path, digest: str) -> bytes:
     """
     if not _DIGEST.fullmatch(digest):
         raise RecordError(f"{folder}: {digest!r:.80} is not the digest of an image")
-    for kind in (*_KINDS.values(), OTHER):
-        path = folder / IMAGES / f"{digest}.{kind}"
+    for ending in _ENDINGS:
+        path = folder / IMAGES / f"{digest}.{ending}"
         try:
             return path.read_bytes()
         except FileNotFoundError:
@@ -78,14 +71,14 @@ def read_image(folder: Path, digest: str) -> bytes:
 
 
 def with_images(
-    trajectory: Trajectory, folder: Path, known: MutableMapping[str, Image]
+    trajectory: Trajectory, folder: Path, known: MutableMapping[str, bytes]
 ) -> Trajectory:
     """Return an episode of a record with the files of its images.
 
     Args:
         trajectory: The episode.
         folder: Of the record.
-        known: Images that were read before; equal images share their bytes.
+        known: Files that were read before, by digest; equal images share their bytes.
 
     Raises:
         RecordError: See `read_image`.
@@ -94,12 +87,11 @@ def with_images(
         return trajectory
     turns = []
     for turn in trajectory.turns:
-        images = []
         for image in turn.images:
             if image.digest not in known:
-                known[image.digest] = replace(image, data=read_image(folder, image.digest))
-            images.append(known[image.digest])
-        turns.append(replace(turn, images=tuple(images)))
+                known[image.digest] = read_image(folder, image.digest)
+        images = tuple(replace(image, data=known[image.digest]) for image in turn.images)
+        turns.append(replace(turn, images=images))
     return replace(trajectory, turns=turns)
 
 

@@ -23,7 +23,7 @@ from gem.json_lines import parse
 from gem.multi import against_itself, all_seats, make_multi, of_one_seat
 from gem.tasks import Task
 from gem_train.ending import to_the_end
-from gem_train.experiment.hardware import known_config
+from gem_train.experiment.hardware import sees
 from gem_train.experiment.mixtures import samples
 from gem_train.experiment.runspec import RunSpec
 from gem_train.judges import check_judges
@@ -71,8 +71,7 @@ def check_sees(model: str, shown: Sequence[str]) -> None:
     Raises:
         ConfigurationError: It does not see.
     """
-    config = known_config(model) if shown else {}
-    if config and config.get("vision_config") is None:
+    if shown and sees(model) is False:
         raise ConfigurationError(
             f"{shown[0]} shows images, and policy.model {model!r} sees none: choose a model that "
             "sees, or an environment of text"

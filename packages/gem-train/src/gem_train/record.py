@@ -38,7 +38,7 @@ from gem.json_lines import append_lines, checked, drop_torn_line, numbered_lines
 from gem.schema import NumberOrNan, WrongTypeError, check
 from gem.tables import plain_values
 from gem.tools.base import printable
-from gem.trajectory import Drift, EpisodeEnd, Image, StopReason, Trajectory
+from gem.trajectory import Drift, EpisodeEnd, StopReason, Trajectory
 from gem_train.images import with_images, write_images
 from gem_train.packed import Played, unpacked
 
@@ -559,7 +559,7 @@ def read_episodes(
     known = _played(path.with_name(METRICS)) if path.name == EPISODES else {}
     counted: Counter[tuple[int, str]] = Counter()
     seen: dict[tuple[Any, ...], int] = {}
-    images: dict[str, Image] = {}
+    images: dict[str, bytes] = {}
     for number, line in numbered_lines(path):
         place = f"{path}, line {number}"
         _check_schema(line.get("schema", 0), place)

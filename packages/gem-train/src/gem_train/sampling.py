@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gem.errors import RolloutError
-from gem.rollout.play import Sample
+from gem.rollout.play import Request, Sample
 from gem.seeding import stream
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,30 @@ class EngineSampler:
             pairs = zip(ids, output.logprobs, strict=True)
             logprobs = [known[token].logprob for token, known in pairs]
         return self.sample(ids, logprobs, cut=reason == "length")
+
+
+def tokens_read(request: Request, read: Sequence[int]) -> int:
+    """Return how many tokens an engine read of a prompt, for `Sample.prompt_tokens`.
+
+    `Episode` compares the number; a prompt of the same number of other tokens is noticed here.
+
+    Args:
+        request: What was asked for.
+        read: The prompt's ids as the engine says them.
+
+    Raises:
+        RolloutError: It read as many tokens, but others.
+    """
+    sent = request.prompt_ids
+    if len(read) == len(sent):
+        for place, (found, expected) in enumerate(zip(read, sent, strict=True)):
+            if found != expected:
+                raise RolloutError(
+                    f"the engine read token {found} at place {place} of a prompt with "
+                    f"{len(request.images)} images, where {expected} was sent: its processor gives "
+                    "images other tokens than the trainer's does"
+                )
+    return len(read)
 
 
 class NoAnswerError(Exception):

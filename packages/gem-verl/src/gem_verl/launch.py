@@ -8,6 +8,7 @@ from typing import Any, cast
 from gem.errors import ConfigurationError
 from gem.tasks import TaskSet
 from gem_train import entries, platforms
+from gem_train.experiment.hardware import sees
 from gem_train.experiment.tasksets import Source
 from gem_train.hydra import hydra_value
 from gem_train.launch import Adapter, Launch
@@ -26,7 +27,6 @@ from gem_verl.settings import (
     WORKER,
     Settings,
     fuses,
-    sees,
 )
 
 _ACTOR = "actor_rollout_ref.actor"

@@ -43,7 +43,7 @@ from gem_train.experiment.metrics import episode_metrics
 from gem_train.experiment.tasksets import decode_task
 from gem_train.packed import PackedTrajectory
 from gem_train.rows import split_turns
-from gem_train.sampling import EngineSampler
+from gem_train.sampling import EngineSampler, tokens_read
 from gem_verl.settings import GEM_MODES, READ, Settings, check_rows
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ VOID_TOKENS = 128
 
 _EXAMINED: set[str] = set()
 """Images of which the processor makes as many tokens as rows have."""
+_MOST_EXAMINED = 100_000
 
 SCALARS = {
     "acc": "success_rate",
@@ -141,6 +142,8 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             for image in row.images:
                 if image.digest not in _EXAMINED:
                     chat.inputs([image])
+                    if len(_EXAMINED) == _MOST_EXAMINED:
+                        _EXAMINED.clear()
                     _EXAMINED.add(image.digest)
             text = self.tokenizer.decode(
                 chat.collapse(row.ids, row.images), skip_special_tokens=True
@@ -296,24 +299,6 @@ class _Sampler(EngineSampler):
             "image_data": [opened(image) for image in request.images],
         }
 
-    def _read(self, request: Request, answer: Any) -> int | None:
-        """Return how many tokens the engine read of a prompt with images, as it says.
-
-        Raises:
-            RolloutError: It read as many tokens, but others.
-        """
-        ids = answer.extra_fields.get(READ) if request.images else None
-        if ids is None:
-            return None
-        if len(ids) == len(request.prompt_ids) and ids != request.prompt_ids:
-            pairs = enumerate(zip(ids, request.prompt_ids, strict=True))
-            place, (found, sent) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
-            raise RolloutError(
-                f"the engine read another prompt: token {place} of {len(ids)} is {found}, and not "
-                f"{sent}"
-            )
-        return len(ids)
-
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn."""
         own = {"stop_token_ids": self.stop_ids, "max_tokens": request.max_tokens}
@@ -331,4 +316,5 @@ class _Sampler(EngineSampler):
         # verl says "completed" for a finished turn and for one that was cut.
         cut = len(output.token_ids) >= request.max_tokens
         sample = self.sample(output.token_ids, output.log_probs, cut=cut, version=version)
-        return replace(sample, prompt_tokens=self._read(request, output))
+        read = output.extra_fields.get(READ)
+        return sample if read is None else replace(sample, prompt_tokens=tokens_read(request, read))

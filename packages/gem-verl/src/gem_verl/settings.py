@@ -14,7 +14,7 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.estimators import Estimator, estimator
 from gem.tables import setting
-from gem_train.experiment.hardware import known_config, logit_scales
+from gem_train.experiment.hardware import known_config, logit_scales, sees
 from gem_train.experiment.runspec import LogitsProcessing
 from gem_train.settings import Refusal, refuse_values
 from gem_train.settings import Settings as BaseSettings
@@ -184,11 +184,6 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     short = rollout.max_model_len is not None and rollout.max_model_len < longest
     sizes = "data.max_prompt_length + data.max_response_length"
     yield f"{_ROLLOUT}.max_model_len", short, f"an episode may have {longest} tokens ({sizes})"
-
-
-def sees(model: str) -> bool:
-    """Return whether a model sees; one that is not here yet counts as one that does not."""
-    return known_config(model).get("vision_config") is not None
 
 
 def _with_images(config: Any, settings: Settings, env: str) -> Iterator[Refusal]:

@@ -194,6 +194,20 @@ class VisionChatFormat(ChatFormat):
             self._check(image.tokens, tokens, [image])
         return made
 
+    def model_inputs(self, ids: Any, images: Sequence[Image]) -> dict[str, Any]:
+        """Return what a model of transformers is given for images besides ids and mask.
+
+        Args:
+            ids: A tensor of torch, `[rows, length]`, with all tokens of each image.
+            images: Of all rows, in order.
+
+        Raises:
+            RolloutError: See `inputs`.
+        """
+        # Without types of tokens, transformers silently takes the positions of a text.
+        types = (ids == self.image_id).int()
+        return {**self.inputs(images, return_tensors="pt"), "mm_token_type_ids": types}
+
     def spell(self, ids: Sequence[int]) -> str:
         """Return the text of prompts and bridges as the template renders it: images once."""
         pad = self._pad

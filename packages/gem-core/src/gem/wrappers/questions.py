@@ -58,6 +58,6 @@ class Questions(Wrapper):
 
 
 def place(observation: Observation) -> float:
-    """Return the place of a question from 0 to 1 (exclusive), from the SHA-256 of what it shows."""
+    """Hash an observation, images included, to a number from 0 to 1 (exclusive)."""
     digest = hashlib.sha256(str(canonical(observation)).encode()).digest()
     return int.from_bytes(digest[:6], "big") / 2**48

@@ -197,6 +197,19 @@ def known_config(model: str) -> dict[str, Any]:
     return config
 
 
+def sees(model: str) -> bool | None:
+    """Return whether a model is shown images; None if it is not here yet.
+
+    Args:
+        model: A folder or a name.
+
+    Raises:
+        DataError: Its `config.json` cannot be read.
+    """
+    config = known_config(model)
+    return config.get("vision_config") is not None if config else None
+
+
 def model_config(model: str) -> dict[str, Any]:
     """Return the `config.json` of a model's folder; empty where there is none.
 
