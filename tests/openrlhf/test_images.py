@@ -166,7 +166,9 @@ def test_an_image_expanded_twice_stops_the_run(
 
 
 def test_other_tokens_of_the_same_number_stop_the_run(processor: Any) -> None:
-    with pytest.raises(RolloutError, match="the engine read token .* at place 0 of a prompt with 1 ima"):
+    with pytest.raises(
+        RolloutError, match="the engine read token .* at place 0 of a prompt with 1 ima"
+    ):
         play(Turns(processor))
 
 
