@@ -94,7 +94,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         made.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr("gem_eval.server.asyncio.sleep", note)
+    monkeypatch.setattr("gem_eval.server.sleep", note)
     return made
 
 

@@ -13,7 +13,7 @@ from gem_eval.server import Limiter
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time; its only entry may be changed."""
     now = [100.0]
-    monkeypatch.setattr("gem_eval.server.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gem_eval.server.monotonic", lambda: now[0])
     return now
 
 

@@ -118,6 +118,6 @@ def test_waits_between_attempts_grow_up_to_the_longest(monkeypatch: pytest.Monke
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(sampling, "sleep", sleep)
     assert asked(*[NoAnswerError("busy")] * 6, None, retries=6) == 7
     assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]

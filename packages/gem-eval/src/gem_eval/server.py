@@ -15,13 +15,14 @@ import base64
 import math
 import random
 import re
-import time
+from asyncio import sleep
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote
@@ -138,7 +139,7 @@ class Limiter:
 
     def shrink(self) -> None:
         """The server refused a call; many refusals within a second count once."""
-        now = time.monotonic()
+        now = monotonic()
         if now - self._shrunk >= 1:
             self._limit, self._shrunk = max(1.0, self._limit * 0.8), now
 
@@ -279,7 +280,7 @@ class Server:
 
     def _get(self, url: str) -> _Answer:
         timeout_s = min(30.0, self._timeout_s)
-        deadline = time.monotonic() + timeout_s
+        deadline = monotonic() + timeout_s
         options: dict[str, Any] = {"verify": self._tls, "trust_env": self._proxies}
         with (
             httpx.Client(headers=self._headers, timeout=timeout_s, **options) as http,
@@ -290,7 +291,7 @@ class Server:
                 content += chunk
                 if len(content) > MOST_ANSWER_BYTES:
                     raise _TooLargeError
-                if time.monotonic() > deadline:
+                if monotonic() > deadline:
                     raise httpx.ReadTimeout(f"no whole answer within {timeout_s:g} s")
             return _answer(response, content)
 
@@ -317,10 +318,10 @@ class Server:
         problem = ""
         for attempt in range(self._retries + 1):
             wait_s: float | None = None
-            began = time.monotonic()
+            began = monotonic()
             try:
                 async with self._limiter.call(), asyncio.timeout(self._timeout_s):
-                    began = time.monotonic()
+                    began = monotonic()
                     with self._http() as http:
                         response = await _posted(http, url, body)
             except TimeoutError:
@@ -328,7 +329,7 @@ class Server:
             except (httpx.HTTPError, _TooLargeError) as error:
                 problem = _described(error)
             else:
-                status, seconds = response.status, time.monotonic() - began
+                status, seconds = response.status, monotonic() - began
                 if status == 200:
                     try:
                         found = read(parse(response.content, "the answer"))
@@ -354,7 +355,7 @@ class Server:
                 if wait_s is None:
                     most = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**attempt)
                     wait_s = random.uniform(0, most)
-                await asyncio.sleep(wait_s)
+                await sleep(wait_s)
         raise ServerError(f"{self.url} failed {self._retries + 1} times, at last: {problem}")
 
     def _refused(self, response: _Answer) -> ConfigurationError:

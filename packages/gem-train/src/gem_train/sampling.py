@@ -1,15 +1,14 @@
 """An inference engine as the sampler of one episode: what the samplers of all adapters share.
 
 An adapter's sampler extends `EngineSampler`; its `__call__` asks `engine` with `params` and the
-seed of the turn, and returns `sample(...)`. `answered` repeats a request that may fail for a while,
-`together` runs several at the same time.
+seed of the turn, and returns `sample(...)`. `answered` repeats a request that may fail for a while.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
+from asyncio import sleep
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -167,5 +166,5 @@ async def answered(ask: Callable[[], Awaitable[T]], engine: str, retries: int) -
                     f"{error}"
                 ) from error
             logger.warning("%s: %s; trying again in %g s", engine, error, delay)
-        await asyncio.sleep(delay)
+        await sleep(delay)
         delay = min(2 * delay, MOST_DELAY_S)
