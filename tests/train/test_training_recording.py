@@ -176,6 +176,20 @@ def test_an_iteration_is_written_once_and_only_with_a_batch(tmp_path: Path) -> N
     assert "loss" not in line
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_an_iteration_that_was_not_recorded_is_missed(tmp_path: Path, resumed: bool) -> None:
+    recording = RunRecording(tmp_path, ABOUT)
+    for iteration in (3, 4):  # goes on with a run that another record has
+        recording.keep_batch(golden_batch())
+        recording.write_iteration(iteration)
+    if resumed:
+        recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_batch(golden_batch())
+    with pytest.raises(RecordError, match="iteration 6 would follow iteration 4"):
+        recording.write_iteration(6)
+    assert [line["iteration"] for line in lines(tmp_path)] == [3, 4]
+
+
 def test_a_batch_that_was_not_trained_is_replaced(tmp_path: Path) -> None:
     batch = golden_batch()
     recording = RunRecording(tmp_path, ABOUT)

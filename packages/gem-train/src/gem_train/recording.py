@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gem.errors import RecordError
 from gem.trajectory import Failure
 from gem_train.ending import to_the_end
 from gem_train.experiment.metrics import (
@@ -182,7 +183,7 @@ class RunRecording:
             `metrics`, `tokens_per_s`.
 
         Raises:
-            RecordError: It cannot be written.
+            RecordError: It cannot be written, or an iteration before it was not.
         """
         batch = self._batch
         if batch is None:
@@ -271,6 +272,13 @@ class RunRecording:
             if self._begins:
                 self._recorder.rewind(iteration, split)
                 self._begins = False
+            if split == "train" and 0 < self.iterations < iteration:
+                raise RecordError(
+                    f"{self.folder}: iteration {iteration} would follow iteration "
+                    f"{self.iterations - 1}: what is between them was not recorded. Every iteration "
+                    "has to be logged; a run that goes on from a later checkpoint needs a record "
+                    "of its own"
+                )
             self._recorder.metrics(iteration, metrics, split)
             self._recorder.episodes(
                 iteration, batch.trajectories, batch.advantages, split, rows=batch.rows
