@@ -275,9 +275,9 @@ class RunRecording:
             if split == "train" and 0 < self.iterations < iteration:
                 raise RecordError(
                     f"{self.folder}: iteration {iteration} would follow iteration "
-                    f"{self.iterations - 1}: what is between them was not recorded. Every iteration "
-                    "has to be logged; a run that goes on from a later checkpoint needs a record "
-                    "of its own"
+                    f"{self.iterations - 1}: what is between them was not recorded. Every "
+                    "iteration has to be logged; a run that goes on from a later checkpoint needs "
+                    "a record of its own"
                 )
             self._recorder.metrics(iteration, metrics, split)
             self._recorder.episodes(
