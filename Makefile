@@ -243,7 +243,7 @@ nightly-own: env-dev
 nightly-harbor: env-dev env-harbor
 	$(DEV) $(PYTEST) -m nightly tests/box
 nightly-trainers: $(TRAINER_ENVS)
-	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_audits.py tests/conformance/test_passes.py tests/conformance/test_penalty.py tests/conformance/test_keys.py tests/conformance/test_adapters.py
+	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_audits.py tests/conformance/test_passes.py tests/conformance/test_penalty.py tests/conformance/test_keys.py tests/conformance/test_adapters.py tests/conformance/test_judged.py
 nightly-learn: env-dev
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
 nightly-adapters: $(TRAINER_ENVS)
@@ -293,8 +293,9 @@ learn-pictures-trainers: env-dev env-verl env-openrlhf $(TORCHVISION) ## The sam
 e2e-vision: test-vision env-verl env-openrlhf ## Real vLLM serves it, real verl and OpenRLHF train it: pictures in several turns
 	$(SEEING) $(VERL) $(PYTEST) tests/verl/test_cpu_shims.py -k torchvision
 	$(SEEING) $(DEV) $(PYTEST) -rP tests/e2e/test_tiny_vl.py tests/e2e/test_verl_images.py tests/e2e/test_openrlhf_images.py -m "not breaks"
-conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 ## Build one defect after the other into real trainers; each must be noticed
+conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 $(TORCHVISION) ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) $(PYTEST) tests/conformance -m breaks
+	$(SEEING) $(DEV) $(PYTEST) tests/e2e/test_verl_images.py -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
 	$(DEV) $(PYTEST) tests/e2e/test_tools.py
 e2e-resume: $(TRAINER_ENVS) ## Reference and real trainers, all of their processes killed, go on from a checkpoint
