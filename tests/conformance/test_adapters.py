@@ -124,9 +124,8 @@ def test_a_server_learns_a_game_as_the_reference(
     assert len({m["grad_norm"] for m in read_run(ours).metrics}) > 3
 
 
-@pytest.mark.parametrize(
-    "trainer", [pytest.param("tinker", marks=pytest.mark.nightly), "trl"], ids=TRAINERS
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("trainer", TRAINERS)
 def test_the_reference_would_have_made_the_same_of_a_sampled_run(
     trainer: str, run: Run, keep: Keep, tmp_path: Path
 ) -> None:
@@ -166,7 +165,8 @@ def test_dynamic_sampling_trains_on_the_groups_that_the_reference_chooses(
         assert any(enough)
 
 
-@pytest.mark.parametrize("trainer", ["trl", pytest.param("tinker", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("trainer", TRAINERS)
 def test_overlong_episodes_are_left_out_of_the_loss(trainer: str, run: Run, tmp_path: Path) -> None:
     """The reference says which these are, and what that makes of loss and gradient."""
     overlong = ["training.mask_overlong=true", "policy.turn_tokens=5", "training.iterations=6"]

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from commands import RECIPES, ROOT, read_recipe
+from commands import RECIPES, ROOT, read_recipe, shortened
 from machines import SHIPPED
 
 from gem.errors import ConfigurationError, MissingExtraError
@@ -28,7 +28,7 @@ def test_a_recipe_compiles_for_a_trainer_on_shipped_hardware(
 ) -> None:
     # OpenRLHF's rows hold the first prompt, which says what tools there are.
     monkeypatch.setenv("SEARCH_URL", "http://127.0.0.1:9/retrieve")
-    spec, hardware = read_recipe(recipe, name), SHIPPED[machine]
+    spec, hardware = shortened(read_recipe(recipe, name)), SHIPPED[machine]
     try:
         launch = find_adapter(name).compile(spec, run_dir=tmp_path, hardware=hardware)
     except MissingExtraError as error:

@@ -30,6 +30,7 @@ def test_nothing_of_the_copy_is_called_template(copy: Path) -> None:
         assert "template" not in path.read_text().lower(), path
 
 
+@pytest.mark.nightly
 def test_the_copy_installs_and_its_tests_pass(copy: Path, tmp_path: Path) -> None:
     site, tests = tmp_path / "site", copy / "tests" / NAME
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]

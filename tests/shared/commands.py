@@ -49,18 +49,20 @@ def read_recipe(path: Path, trainer: str) -> RunSpec:
     return spec
 
 
-def recipe_command(trainer: str, recipe: Path, machine: str, folder: Path) -> Launch:
-    """Compile a recipe for a shipped machine; its files are written into the folder.
-
-    Of an experiment of hundreds of iterations two are left, and no change of parameters after
-    them: rows of tasks are made for each. The recipe of a paper that the trainer refuses skips the
-    test.
-    """
-    spec = read_recipe(recipe, trainer)
+def shortened(spec: RunSpec) -> RunSpec:
+    """Leave two iterations, because each has a row for each task, and no change after them."""
     env = tuple(replace(each, schedule=()) for each in spec.env)
     optimizer = replace(spec.optimizer, warmup=min(spec.optimizer.warmup, spec.steps))
     training = replace(spec.training, iterations=2)
-    spec = replace(spec, env=env, training=training, optimizer=optimizer)
+    return replace(spec, env=env, training=training, optimizer=optimizer)
+
+
+def recipe_command(trainer: str, recipe: Path, machine: str, folder: Path) -> Launch:
+    """Compile a recipe for a shipped machine; its files are written into the folder.
+
+    Two of its iterations are left. The recipe of a paper that the trainer refuses skips the test.
+    """
+    spec = shortened(read_recipe(recipe, trainer))
     try:
         launch = find_adapter(trainer).compile(spec, run_dir=folder, hardware=SHIPPED[machine])
     except ConfigurationError as error:
