@@ -169,13 +169,6 @@ def test_a_choice_is_the_one_with_the_index_0() -> None:
     assert _parsed(False, data).text == "right"
 
 
-@pytest.fixture
-def server() -> Iterator[Stub]:
-    stub = Stub()
-    yield stub
-    stub.close()
-
-
 DEEP = "[" * 200_000
 BAD = {
     "deep": DEEP,

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from pathlib import Path
@@ -63,13 +63,6 @@ def crashing(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
     gem.register("test:Crashing", Crashing)
     return "test:Crashing"
-
-
-@pytest.fixture
-def server() -> Iterator[Stub]:
-    stub = Stub()
-    yield stub
-    stub.close()
 
 
 @pytest.fixture

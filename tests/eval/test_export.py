@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ from gem_train.record import EPISODES, Recorder, read_episodes
 GUESS = "game:GuessTheNumber-v0-easy"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 CALL = {"id": "c1", "name": "add", "arguments": '{"a": 1}'}
-
-
-@pytest.fixture
-def server() -> Iterator[Stub]:
-    stub = Stub()
-    yield stub
-    stub.close()
 
 
 def write(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,6 @@ from gem_train.record import EPISODES, read_episodes
 
 MAZE = "gem:game:Maze-v0?n=2&seed=0&modality=image&size=2&max_turns=3"
 Run = Callable[..., int]
-
-
-@pytest.fixture
-def server() -> Iterator[Stub]:
-    stub = Stub()
-    yield stub
-    stub.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -76,13 +75,6 @@ def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gem.register(ENV, product)
     gem.register("test:Asking", Asking)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def server() -> Iterator[Stub]:
-    stub = Stub()
-    yield stub
-    stub.close()
 
 
 def call(arguments: Any, name: str = "multiply", id: str = "c1") -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,9 @@ def changing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def server() -> Iterator[Stub]:
-    stub = Stub()
-    stub.answer = lambda number, body: said("yes", reasoning="it is even")
-    yield stub
-    stub.close()
+@pytest.fixture(autouse=True)
+def answer(server: Stub) -> None:
+    server.answer = lambda number, body: said("yes", reasoning="it is even")
 
 
 def evaluate(server: Stub, *words: object) -> int:

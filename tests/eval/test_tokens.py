@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,8 @@ def chat(tokenizer: str) -> ChatFormat:
 
 
 @pytest.fixture
-def server(chat: ChatFormat) -> Iterator[Stub]:
-    stub = Stub()
-    stub.serves("vllm", CONTEXT)
+def server(server: Stub, chat: ChatFormat) -> Stub:
+    server.serves("vllm", CONTEXT)
 
     def answer(number: int, body: dict[str, Any]) -> Answer | None:
         if "prompt" in body:
@@ -48,9 +47,8 @@ def server(chat: ChatFormat) -> Iterator[Stub]:
             return generated(len(body["input_ids"]), guess(chat, body["input_ids"]))
         return None
 
-    stub.answer = answer
-    yield stub
-    stub.close()
+    server.answer = answer
+    return server
 
 
 @pytest.fixture
