@@ -239,7 +239,7 @@ class PackedTrajectory:
             return rows
         ids, logprobs, _ = self._arrays()
         edges, known = self._edges()
-        images = self._images()
+        images = self._images() if "files" in self.layout else None
         begins = [turn for turn, fresh in enumerate(self.layout["fresh"]) if fresh or not turn]
         for begin, end in pairwise([*begins, len(self.rewards)]):
             first, zero, last = edges[2 * begin], edges[2 * begin + 1], edges[2 * end]
@@ -247,7 +247,7 @@ class PackedTrajectory:
             spans = [TurnSpan(i, edges[2 * i + 1] - zero, edges[2 * i + 2] - zero) for i in turns]
             complete = all(self.layout["logprobs"][begin:end])
             sampled = logprobs[known[begin] : known[end]] if complete else None
-            shown = list(chain.from_iterable(images[begin:end]))
+            shown = [] if images is None else [*chain.from_iterable(images[begin:end])]
             row = ids[first:last], ids[first:zero], ids[zero:last]
             rows.append(PackedRow(*row, spans, sampled, shown))
         return rows
