@@ -53,7 +53,8 @@ def train(stub: Stub, tmp_path: Path) -> Train:
 
     def train(trainer: str, rule: judges.Rule, **judge: Any) -> tuple[Outcome, Path]:
         stub.answer = rule
-        told = load_spec(ROOT / "recipes" / "guess-easy.toml", SETTINGS).to_mapping()
+        settings = (*SETTINGS, "policy.lora_rank=8") if trainer == "tinker" else SETTINGS
+        told = load_spec(ROOT / "recipes" / "guess-easy.toml", settings).to_mapping()
         told["env"] = {"id": judged_package.ENV, "params": {"judge": "main"}}
         told["judge"] = {"main": judges.settings(stub, **judge)}
         spec = RunSpec.from_mapping(told)

@@ -27,6 +27,8 @@ from sight import Sight, picture, png  # noqa: E402
 from gem_cpu import tiny_vl  # noqa: E402
 from gem_cpu.cloning import EOS  # noqa: E402
 from gem_cpu.servers import model_server  # noqa: E402
+from gem_eval.cli import main  # noqa: E402
+from gem_train.record import EPISODES, read_episodes  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-3
@@ -229,3 +231,22 @@ def test_completions_ignore_pictures_which_only_the_prompt_s_length_tells(
         assert each.prompt_tokens == len(prompt) < reply.prompt_tokens
     assert found[0] == found[1]
     assert not close(sight.logprobs(prompt, found[0].ids, IMAGES[:1]), found[0])
+
+
+def test_gem_eval_asks_by_tokens_what_the_model_answers_in_this_process(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    maze = "gem:game:Maze-v0?n=2&seed=0&modality=image&size=2&max_turns=3&format_error_ends=false"
+    asked = [maze, "--temperature", "0", "--max-tokens", "6"]
+    episodes = []
+    for model in (["openai:m", "--url", server.url, "--tokenizer", str(folder)], [f"hf:{folder}"]):
+        out = tmp_path / model[0][:2]
+        assert main([*asked, "--model", *model, "--out", str(out)]) == 0
+        played = [each.trajectory for each in read_episodes(out / EPISODES)]
+        episodes.append(sorted(played, key=lambda each: each.task.seed))
+    for served, local in zip(*episodes, strict=True):
+        assert len(served.turns) == len(local.turns) == 3
+        [ours], [theirs] = served.training_rows(), local.training_rows()
+        assert (ours.ids, ours.images) == (theirs.ids, theirs.images) and len(ours.images) == 3
+        for one, other in zip(served.turns, local.turns, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=CLOSE)

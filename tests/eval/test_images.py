@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import Stub, said
+from chat_server import Answer, Stub, said
 
 pytest.importorskip("gem_vision", reason="needs the extra images")
 
@@ -77,6 +79,52 @@ def test_a_model_in_this_process_sees_them(evaluate: Run, tmp_path: Path) -> Non
     records = list(read_episodes(tmp_path / "run" / EPISODES))
     assert [len(each.trajectory.turns[0].images) for each in records] == [1, 1]
     assert all(turn.logprobs for each in records for turn in each.trajectory.turns)
+
+
+def test_a_server_that_is_asked_by_tokens_is_sent_one_placeholder_for_each_picture(
+    server: Stub, evaluate: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="make env-dev")
+    tiny_vl = pytest.importorskip("gem_cpu.tiny_vl", reason="make env-dev")
+    folder = str(tiny_vl.ensure())
+    token = transformers.AutoConfig.from_pretrained(folder).image_token_id
+    read = {"more": 0}
+
+    def tokens(part: dict[str, Any]) -> int:
+        """Tokens of a picture: one for 28x28 pixels; a PNG file has its sides in bytes 16 to 24."""
+        file = base64.b64decode(part["url"].partition(",")[2])
+        width, height = struct.unpack(">II", file[16:24])
+        return width * height // 28**2
+
+    def answer(number: int, body: dict[str, Any]) -> Answer:
+        shown = len(body["content_parts"])
+        assert body["token_ids"].count(token) == shown
+        n = len(body["token_ids"]) - shown + sum(map(tokens, body["content_parts"])) + read["more"]
+        usage = {"prompt_tokens": n, "completion_tokens": 2}
+        sampled = {"token_ids": [40, 41], "logprobs": {"content": [{"logprob": -1.0}] * 2}}
+        return Answer(
+            json.dumps(
+                {"choices": [{"index": 0, "finish_reason": "length", **sampled}], "usage": usage}
+            )
+        )
+
+    server.serves("vllm", 1024)
+    server.answer = answer
+    words = (MAZE, "--model", "openai:m", "--url", server.url, "--tokenizer", folder)
+    assert evaluate(*words, "--max-tokens", 2, "--system", "Look.") == 0
+    records = list(read_episodes(tmp_path / "run" / EPISODES))
+    assert len(records) == 2 and all(each.trajectory.valid for each in records)
+    for each in records:
+        for turn in each.trajectory.turns:
+            assert (turn.response_ids, turn.logprobs) == ([40, 41], [-1.0, -1.0])
+            assert len(turn.images) == 1
+    sent = {part["url"] for body in server.requests for part in body["content_parts"]}
+    assert all(url.startswith("data:image/png;base64,") for url in sent)
+
+    read["more"] = 8
+    (tmp_path / "run").rename(tmp_path / "first")
+    assert evaluate(*words, "--max-tokens", 2) != 0
+    assert "used another prompt" in capsys.readouterr().err
 
 
 def test_a_picture_after_a_call_is_a_message_of_its_own() -> None:

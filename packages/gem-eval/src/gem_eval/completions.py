@@ -1,20 +1,24 @@
-"""Samplers over HTTP, token ids in and out: vLLM's `/v1/completions` and SGLang's `/generate`.
+"""Samplers over HTTP, token ids in and out, of vLLM and of SGLang.
 
-Prompts are sent as ids and never encoded again by the server, replies are recorded as the ids that
-it sampled: an episode has the tokens that it would have in training. A server whose answer does not
-prove that it did so is refused.
+They ask vLLM's `/v1/completions`, with images its `/inference/v1/generate`, and SGLang's
+`/generate`. Prompts are sent as ids and never encoded again by the server, replies are recorded as
+the ids that it sampled: an episode has the tokens that it would have in training. A server whose
+answer does not prove that it did so is refused.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.json_lines import checked
-from gem.rollout import Request, Sample, check_logprobs
+from gem.pictures import data_url
+from gem.rollout import ChatFormat, Request, Sample, check_logprobs
+from gem.rollout.vision import VisionChatFormat
 from gem_eval.client import VLLM_IDS, first_choice, is_count, usage_note
 from gem_eval.server import ContextOverflowError, Server
 from gem_train.sampling import EngineSampler
@@ -38,7 +42,7 @@ class HttpSampler(EngineSampler):
     def __init__(
         self,
         server: Server,
-        stop_ids: frozenset[int],
+        chat: ChatFormat,
         sampling: Mapping[str, Any],
         episode: tuple[int, int],
         notes: Notes,
@@ -47,7 +51,7 @@ class HttpSampler(EngineSampler):
 
         Args:
             server: Has the model.
-            stop_ids: Tokens that end a turn.
+            chat: The model's; its stop tokens end a turn.
             sampling: `SAMPLING` with other values, or without some; its `seed` is the evaluation's.
             episode: Seed of the task, and number of the sample.
             notes: Gets a note for every turn.
@@ -55,7 +59,8 @@ class HttpSampler(EngineSampler):
         given = dict(sampling)
         seed = given.pop("seed", None)
         seeds = None if seed is None else (seed, *episode)
-        super().__init__(stop_ids, seeds, engine=server, params=given)
+        super().__init__(chat.stop_ids, seeds, engine=server, params=given)
+        self._chat = chat
         self._notes = notes
 
     async def __call__(self, request: Request) -> Sample:
@@ -67,7 +72,7 @@ class HttpSampler(EngineSampler):
         """
         try:
             sampled, note = await self.engine.ask(
-                self._url(), self._body(request), partial(self._parsed, request)
+                self._url(request), self._body(request), partial(self._parsed, request)
             )
         except ContextOverflowError as error:
             raise ConfigurationError(
@@ -79,7 +84,7 @@ class HttpSampler(EngineSampler):
         return sample
 
     @abstractmethod
-    def _url(self) -> str: ...
+    def _url(self, request: Request) -> str: ...
 
     @abstractmethod
     def _body(self, request: Request) -> dict[str, Any]: ...
@@ -108,8 +113,13 @@ class HttpSampler(EngineSampler):
         return sample, {**counts, **own, "finish_reason": finish}
 
 
-class CompletionsSampler(HttpSampler):
-    """Asks vLLM's `POST <url>/completions`; log-probabilities are raw, whatever the temperature."""
+class VllmSampler(HttpSampler):
+    """Asks vLLM; log-probabilities are raw, whatever the temperature.
+
+    A prompt with images goes to `POST /inference/v1/generate`: `/v1/completions` ignores images
+    without a word. vLLM expands the placeholders itself, so it is sent one for each image, and the
+    number of prompt tokens that it read shows whether it did.
+    """
 
     SAMPLING: ClassVar[Mapping[str, Any]] = {
         "temperature": 1.0,
@@ -121,25 +131,41 @@ class CompletionsSampler(HttpSampler):
         "logprobs": 0,
     }
 
-    def _url(self) -> str:
+    def _url(self, request: Request) -> str:
+        if request.images:
+            return f"{self.engine.url.removesuffix('/v1')}/inference/v1/generate"
         return f"{self.engine.url}/completions"
 
     def _body(self, request: Request) -> dict[str, Any]:
         seed = self.turn_seed()
-        return {
+        params = {
             **self.params,
             **({} if seed is None else {"seed": seed}),
-            "model": self.engine.model,
-            "prompt": request.prompt_ids,
             "max_tokens": request.max_tokens,
             "n": 1,
             "stop_token_ids": self.stop_ids,
-            "return_token_ids": True,
             "skip_special_tokens": False,
+        }
+        if request.images:
+            assert isinstance(self._chat, VisionChatFormat)  # nothing else makes such a prompt
+            urls = [data_url(image.data) for image in request.images]
+            return {
+                "model": self.engine.model,
+                "token_ids": self._chat.collapse(request.prompt_ids, request.images),
+                "content_parts": [{"type": "image_url", "url": url} for url in urls],
+                "sampling_params": params,
+            }
+        return {
+            **params,
+            "model": self.engine.model,
+            "prompt": request.prompt_ids,
+            "return_token_ids": True,
             "add_special_tokens": False,
         }
 
     def _parsed(self, request: Request, data: Any) -> tuple[Sample, dict[str, Any]]:
+        if request.images:
+            return self._parsed_with_images(request, data)
         choice = first_choice(data)
         ids, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
         if ids is None or prompt is None:
@@ -159,6 +185,17 @@ class CompletionsSampler(HttpSampler):
         finish = choice["finish_reason"]
         return self._complete(request, ids, logprobs, finish, usage_note(data))
 
+    def _parsed_with_images(self, request: Request, data: Any) -> tuple[Sample, dict[str, Any]]:
+        choice, read = first_choice(data), data["usage"]["prompt_tokens"]
+        _check_echo(self.engine, read == len(request.prompt_ids), read, request)
+        logprobs = None
+        if "logprobs" in self.params:
+            logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+        sample, note = self._complete(
+            request, choice["token_ids"], logprobs, choice["finish_reason"], usage_note(data)
+        )
+        return replace(sample, prompt_tokens=read), note
+
 
 class GenerateSampler(HttpSampler):
     """Asks SGLang's `POST /generate`, which is beside the API, not below it."""
@@ -173,10 +210,14 @@ class GenerateSampler(HttpSampler):
         "repetition_penalty": 1.0,
     }
 
-    def _url(self) -> str:
+    def _url(self, request: Request) -> str:
         return f"{self.engine.url.removesuffix('/v1')}/generate"
 
     def _body(self, request: Request) -> dict[str, Any]:
+        if request.images:
+            raise ConfigurationError(
+                "SGLang is not shown images by token ids; --tier text sends them in messages"
+            )
         params = {
             **self.params,
             "max_new_tokens": request.max_tokens,
@@ -192,8 +233,8 @@ class GenerateSampler(HttpSampler):
         sampled = meta.get("output_token_logprobs")
         if sampled is None:
             raise ConfigurationError(
-                f"{self._url()} returns no output_token_logprobs, as SGLang's does; --tier text "
-                "plays by text"
+                f"{self._url(request)} returns no output_token_logprobs, as SGLang's does; --tier "
+                "text plays by text"
             )
         n = meta["prompt_tokens"]
         _check_echo(self.engine, n == len(request.prompt_ids), n, request)

@@ -21,7 +21,9 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": 0}
 
 
 def chat_format(tokenizer: str, prompting: Prompting, option: str = "--tokenizer") -> ChatFormat:
-    """Load a tokenizer.
+    """Return the chat format of a model, which shows images if the model sees.
+
+    A folder of a tokenizer alone is that of a model that does not.
 
     Args:
         tokenizer: Folder or hub name.
@@ -33,9 +35,16 @@ def chat_format(tokenizer: str, prompting: Prompting, option: str = "--tokenizer
         MissingExtraError: transformers is not installed.
     """
     with _needed():
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PretrainedConfig
 
-    return prompting.chat_format(load_pretrained(AutoTokenizer, tokenizer, option))
+        from gem_bench.seeing import load_tokenizer
+
+    found = load_pretrained(AutoTokenizer, tokenizer, option)
+    try:
+        sees = "vision_config" in PretrainedConfig.get_config_dict(tokenizer)[0]
+    except OSError:
+        sees = False
+    return prompting.chat_format(load_tokenizer(tokenizer, option) if sees else found)
 
 
 def own_chat_format(model: str, prompting: Prompting) -> ChatFormat:

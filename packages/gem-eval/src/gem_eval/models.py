@@ -24,7 +24,7 @@ from gem.rollout.thinking import MODES
 from gem.tables import check, json_or_text
 from gem_bench.models import resolve_model
 from gem_eval.client import ChatClient
-from gem_eval.completions import CompletionsSampler, GenerateSampler, HttpSampler, Notes
+from gem_eval.completions import GenerateSampler, HttpSampler, Notes, VllmSampler
 from gem_eval.episode import Plays, play
 from gem_eval.players import ModelPlayer, Player, ScriptedPlayer, SilentPlayer
 from gem_eval.scripted import POLICIES
@@ -184,7 +184,7 @@ def _by_tokens(
     prompting = _prompting(args, Prompting())
     chat = chat_format(tokenizer, prompting)
     most = _context_tokens(args, served.context_tokens, server.url)
-    kind: type[HttpSampler] = GenerateSampler if served.engine == "sglang" else CompletionsSampler
+    kind: type[HttpSampler] = GenerateSampler if served.engine == "sglang" else VllmSampler
     given = {"temperature": args.temperature, "top_p": args.top_p}
     given = {name: value for name, value in given.items() if value is not None}
     sampling = {**kind.SAMPLING, **given, **params}
@@ -192,7 +192,7 @@ def _by_tokens(
 
     def samplers(each: Play, notes: Notes) -> contextlib.AbstractContextManager[Sampler]:
         episode = (each.task.seed, each.sample)
-        return contextlib.nullcontext(kind(server, chat.stop_ids, sampling, episode, notes))
+        return contextlib.nullcontext(kind(server, chat, sampling, episode, notes))
 
     turn = args.max_tokens or MAX_TOKENS
     budget = Budget(min(turn, most), most, most, context_tokens=most)
