@@ -15,9 +15,14 @@ import torch
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
-import gem_trl.async_trainer
+from gem.errors import ConfigurationError, RolloutError, UnfinishedError, UnsupportedVersionError
+
+try:
+    import gem_trl.async_trainer
+except UnsupportedVersionError as unsupported:
+    pytest.skip(f"TRL's asynchronous trainer: {unsupported}", allow_module_level=True)
+
 from gem.advantage import TurnTable, grpo, rebn
-from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem.rollout.play import Request
 from gem_cpu import trl_plugin
 from gem_train.record import EpisodeRecord, read_run
