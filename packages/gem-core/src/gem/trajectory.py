@@ -332,13 +332,15 @@ class Trajectory:
             return rows
         for index, turn in enumerate(self.turns):
             if turn.fresh or not rows:
-                rows.append(TrainingRow(list(turn.context_ids), [], [], [], []))
+                row = TrainingRow(list(turn.context_ids), [], [], [], [])
+                rows.append(row)
             else:
-                rows[-1]._append(turn.context_ids, 0, [0.0] * len(turn.context_ids))
-            start = len(rows[-1].response_ids)
-            rows[-1]._append(turn.response_ids, 1, turn.logprobs)
-            rows[-1].spans.append(TurnSpan(index, start, len(rows[-1].response_ids)))
-            rows[-1].images += turn.images
+                row._append(turn.context_ids, 0, [0.0] * len(turn.context_ids))
+            start = len(row.response_ids)
+            row._append(turn.response_ids, 1, turn.logprobs)
+            row.spans.append(TurnSpan(index, start, len(row.response_ids)))
+            if turn.images:
+                row.images += turn.images
         return rows
 
     def to_dict(self) -> dict[str, Any]:
