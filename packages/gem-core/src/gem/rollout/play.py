@@ -250,12 +250,15 @@ class Episode:
 
     def _accept(self, observation: Observation) -> bool:
         """Keep an observation; fail if the environment shows an image that cannot be read."""
+        images: tuple[Image, ...] = ()
         try:
-            with boundary("template"):
-                self._observation, self._images = self._chat.accept(observation)
+            if not isinstance(observation, str):
+                with boundary("template"):
+                    observation, images = self._chat.accept(observation)
         except ContractError as error:
             self.fail(Failure("environment", str(error), attempts=1))
             return False
+        self._observation, self._images = observation, images
         return True
 
     def _ask(self, ids: list[int], fresh: bool) -> None:
