@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from gem.__main__ import guarded
 from gem.errors import ConfigurationError, RecordError
 from gem.rollout.play import Request
 from gem.schema import check
+from gem.trajectory import Image
 from gem_eval.cli import main
 from gem_eval.client import _parsed
-from gem_eval.completions import CompletionsSampler, GenerateSampler
+from gem_eval.completions import GenerateSampler, VllmSampler
 from gem_eval.server import Server, hidden
 from gem_train.record import EPISODES, METRICS, RUN, CallEntry, read_episodes, read_run
 
@@ -121,28 +123,44 @@ def test_an_episode_that_occurs_twice_is_refused_by_every_reader(
 # Servers
 
 
-def reader(kind: Any) -> Callable[[Any], dict[str, Any]]:
+CALL = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
+
+
+def seen() -> Answer:
+    """vLLM's answer to the prompt 1, 2 with an image."""
+    sampled = {"token_ids": [3, 9], "logprobs": {"content": [{"logprob": -0.5}] * 2}}
+    usage = {"prompt_tokens": 2, "completion_tokens": 2}
+    return Answer(json.dumps({"choices": [{**sampled, "finish_reason": "stop"}], "usage": usage}))
+
+
+def reader(kind: Any, images: int) -> Callable[[Any], dict[str, Any]]:
     """Return what makes the note of an answer to the prompt 1, 2; None: of a chat's."""
     if kind is None:
         return lambda data: _parsed(True, data).note
-    sampler = kind(Server("http://127.0.0.1:1/v1", "m"), frozenset({9}), kind.SAMPLING, (0, 0), [])
-    request = Request(0, [1, 2], [1, 2], True, 8)
+    chat = SimpleNamespace(stop_ids=frozenset({9}))
+    sampler = kind(Server("http://127.0.0.1:1/v1", "m"), chat, kind.SAMPLING, (0, 0), [])
+    request = Request(0, [1, 2], [1, 2], True, 8, (Image("a", 1),) * images)
     return lambda data: dict(sampler._parsed(request, data)[1])
 
 
 @pytest.mark.parametrize(
-    ("answer", "read"),
+    ("answer", "read", "images"),
     [
-        (said("5", tool_calls=[{"id": "a", "function": {"name": "f", "arguments": "{}"}}]), None),
-        (completed([1, 2], [3, 9]), CompletionsSampler),
-        (generated(2, [3, 9]), GenerateSampler),
+        (
+            said("5", tool_calls=[{"id": "a", "function": {"name": "f", "arguments": "{}"}}]),
+            None,
+            0,
+        ),
+        (completed([1, 2], [3, 9]), VllmSampler, 0),
+        (seen(), VllmSampler, 1),
+        (generated(2, [3, 9]), GenerateSampler, 0),
     ],
-    ids=["chat", "vllm", "sglang"],
+    ids=["chat", "vllm", "vllm with images", "sglang"],
 )
 def test_an_answer_of_any_shape_is_a_reply_that_can_be_recorded_or_none(
-    answer: Answer, read: Any
+    answer: Answer, read: Any, images: int
 ) -> None:
-    data, note_of = json.loads(answer.body), reader(read)
+    data, note_of = json.loads(answer.body), reader(read, images)
     assert note_of(data)
     if "choices" in data:
         data["choices"][0]["index"] = 0
