@@ -95,7 +95,8 @@ def test_a_judge_that_fails_pays_nothing_and_ends_the_run(
     outcome, folder = train(trainer, later(rule), timeout_s=2.0)
     assert outcome.status not in ("finished", "timeout"), outcome.message
     log = (folder / "trainer.log").read_text(errors="replace")
-    assert ("'judge-2' answers" if rule is judges.swapped else "judge") in log, log[-4000:]
+    reason = "'judge-2' answers" if rule is judges.swapped else "By cause: grader"
+    assert reason in log, log[-4000:]
     given = Counter(line["score"] for line in Store(folder / "judges.sqlite").verdicts("main"))
     played = [e.trajectory for e in read_run(folder).episodes()]
     assert Counter(t.turns[0].reward for t in played if t.valid) <= given

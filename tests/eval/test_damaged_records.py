@@ -146,11 +146,7 @@ def reader(kind: Any, images: int) -> Callable[[Any], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("answer", "read", "images"),
     [
-        (
-            said("5", tool_calls=[{"id": "a", "function": {"name": "f", "arguments": "{}"}}]),
-            None,
-            0,
-        ),
+        (said("5", tool_calls=[CALL]), None, 0),
         (completed([1, 2], [3, 9]), VllmSampler, 0),
         (seen(), VllmSampler, 1),
         (generated(2, [3, 9]), GenerateSampler, 0),

@@ -164,36 +164,34 @@ class VllmSampler(HttpSampler):
         }
 
     def _parsed(self, request: Request, data: Any) -> tuple[Sample, dict[str, Any]]:
-        if request.images:
-            return self._parsed_with_images(request, data)
         choice = first_choice(data)
         ids, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
-        if ids is None or prompt is None:
+        if ids is None or (prompt is None and not request.images):
             raise ConfigurationError(
                 f"{self.engine.url} returns no token ids: --tier tokens needs a server with "
                 f"{VLLM_IDS}; --tier text plays by text"
             )
-        _check_echo(self.engine, prompt == request.prompt_ids, len(prompt), request)
+        if request.images:  # vLLM repeats no ids then
+            read: int = data["usage"]["prompt_tokens"]
+            same = read == len(request.prompt_ids)
+        else:
+            read, same = len(prompt), prompt == request.prompt_ids
+        _check_echo(self.engine, same, read, request)
         logprobs = None
         if "logprobs" in self.params:
-            if choice.get("logprobs") is None:
+            found = choice.get("logprobs")
+            if found is None:
                 raise ConfigurationError(
                     f"{self.engine.url} returns no log-probabilities; --param logprobs=null asks "
                     "for none"
                 )
-            logprobs = choice["logprobs"]["token_logprobs"]
+            logprobs = (
+                [each["logprob"] for each in found["content"]]
+                if request.images
+                else found["token_logprobs"]
+            )
         finish = choice["finish_reason"]
-        return self._complete(request, ids, logprobs, finish, usage_note(data))
-
-    def _parsed_with_images(self, request: Request, data: Any) -> tuple[Sample, dict[str, Any]]:
-        choice, read = first_choice(data), data["usage"]["prompt_tokens"]
-        _check_echo(self.engine, read == len(request.prompt_ids), read, request)
-        logprobs = None
-        if "logprobs" in self.params:
-            logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
-        sample, note = self._complete(
-            request, choice["token_ids"], logprobs, choice["finish_reason"], usage_note(data)
-        )
+        sample, note = self._complete(request, ids, logprobs, finish, usage_note(data))
         return replace(sample, prompt_tokens=read), note
 
 

@@ -11,6 +11,7 @@ from gem.errors import ConfigurationError, MissingExtraError
 from gem.rollout import ChatFormat, Prompting
 from gem.tables import check
 from gem_bench.models import load_pretrained
+from gem_train.experiment.hardware import sees
 from gem_train.experiment.runspec import SamplingPart
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": 0}
 def chat_format(tokenizer: str, prompting: Prompting, option: str = "--tokenizer") -> ChatFormat:
     """Return the chat format of a model, which shows images if the model sees.
 
-    A folder of a tokenizer alone is that of a model that does not.
+    A folder with a tokenizer and no `config.json` is one of a model that sees no images.
 
     Args:
         tokenizer: Folder or hub name.
@@ -35,16 +36,12 @@ def chat_format(tokenizer: str, prompting: Prompting, option: str = "--tokenizer
         MissingExtraError: transformers is not installed.
     """
     with _needed():
-        from transformers import AutoTokenizer, PretrainedConfig
+        from transformers import AutoTokenizer
 
         from gem_bench.seeing import load_tokenizer
 
     found = load_pretrained(AutoTokenizer, tokenizer, option)
-    try:
-        sees = "vision_config" in PretrainedConfig.get_config_dict(tokenizer)[0]
-    except OSError:
-        sees = False
-    return prompting.chat_format(load_tokenizer(tokenizer, option) if sees else found)
+    return prompting.chat_format(load_tokenizer(tokenizer, option) if sees(tokenizer) else found)
 
 
 def own_chat_format(model: str, prompting: Prompting) -> ChatFormat:
