@@ -16,7 +16,7 @@ from processes import settles, started
 
 from gem_sandbox import BwrapRunner, Limits
 from gem_sandbox.inside import spare
-from gem_sandbox.inside.confine import filters
+from gem_sandbox.inside.confine import end_with_parent, filters
 from gem_sandbox.inside.protocol import FAILED, REQUEST
 from gem_sandbox.inside.server import SPARES
 
@@ -77,6 +77,27 @@ def test_they_end_with_their_interpreter_and_the_next_program_runs(sandbox: Bwra
     os.kill(server, signal.SIGKILL)
     assert settles(lambda: all(started(pid) != before[pid] for pid in pids))
     assert sandbox.run("import colorsys; print(2)").stdout == "2\n"
+
+
+def test_a_process_whose_parent_ended_before_it_asked_to_end_with_it_ends() -> None:
+    hears, tells = os.pipe()
+    held, holds = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        this = os.pidfd_open(os.getpid())
+        if os.fork() == 0:
+            os.close(hears)
+            os.close(holds)
+            os.read(held, 1)  # Until the parent is dead.
+            end_with_parent(this)
+            os.write(tells, b"lives")
+        os._exit(0)
+    os.waitpid(parent, 0)
+    os.close(holds)
+    os.close(tells)
+    assert os.read(hears, 5) == b""
+    os.close(hears)
+    os.close(held)
 
 
 def test_each_runs_one_program(sandbox: BwrapRunner) -> None:

@@ -163,11 +163,13 @@ class _Keeper:
             code = 1
             try:
                 os.close(told)
+                this = os.pidfd_open(os.getpid())
                 confine.unshare(confine.NEWPID | confine.NEWNS)
                 pid = os.fork()
                 if pid == 0:
                     os.close(tells)
-                    confine.end_with_parent()
+                    confine.end_with_parent(this)
+                    os.close(this)
                     self.channel.close()
                     first.main(_ROOT, descriptor, self.request["limits"])
                 os.write(tells, str(pid).encode())

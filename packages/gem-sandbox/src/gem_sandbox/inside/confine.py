@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import select
 import struct
 
 NEWNS = 0x00020000
@@ -121,9 +122,17 @@ def hide() -> None:
     _prctl(_SET_DUMPABLE, 0)
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends; a change of user id undoes this."""
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; a change of user id undoes this.
+
+    Exits if the parent, of which `parent` is a descriptor (pidfd), has ended already: the kernel
+    tells only those that have asked by then.
+    """
     _prctl(_SET_PDEATHSIG, 9)
+    ended = select.poll()
+    ended.register(parent, select.POLLIN)
+    if ended.poll(0):
+        os._exit(1)
 
 
 def drop_capabilities() -> None:

@@ -44,7 +44,8 @@ class Origin:
         """
         self.requests = requests
         self.taken = taken
-        self.others = confine.beside(requests.fileno(), taken.fileno())
+        self.server = os.pidfd_open(os.getpid())
+        self.others = confine.beside(requests.fileno(), taken.fileno(), self.server)
         self.uids = uids
         self.size = size
         self.filter = confine.Filter(filter)
@@ -55,10 +56,11 @@ def wait(origin: Origin, number: int) -> NoReturn:
     """Be the spare `number` in this fork, then a program."""
     problem = b""
     try:
-        confine.end_with_parent()
+        confine.end_with_parent(origin.server)
         for bounds in origin.others:
             confine.close_range(*bounds)
         _set_up(origin, number)
+        os.close(origin.server)
         program.prepare()
     except BaseException as error:
         problem = failure(error)
@@ -105,7 +107,7 @@ def _set_up(origin: Origin, number: int) -> None:
     if origin.uids:
         confine.become(1 + number % origin.uids)
         # The change of user id has cleared it.
-        confine.end_with_parent()
+        confine.end_with_parent(origin.server)
     confine.leave_proc()
     confine.private_folder(_DISK_MB)
 
