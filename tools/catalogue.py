@@ -31,6 +31,7 @@ FAMILIES = {
     "openspiel": "OpenSpiel",
     "textarena": "TextArena",
     "tau": "Customer service",
+    "user": "Tasks that only a user knows",
     "math": "Mathematics",
     "code": "Programming",
     "qa": "Questions and answers",

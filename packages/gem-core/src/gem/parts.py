@@ -21,6 +21,7 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
         "code:": "python",
         "eval:CodeContest": "python",
         "tau:": "tau",
+        "user:": "tau",
         "image:": "images",
         "judge:": "judge",
     },

@@ -1,4 +1,4 @@
-"""The ids `tau:<Name>-<version>`; nothing is imported or loaded here."""
+"""The ids `tau:<Name>-<version>` and `user:Task-v0`; nothing is imported or loaded here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
         "retail_gen:RetailGen",
         {"intents": "cancel", "max_intents": 1, "brief": True, "first_call_reward": 0.5},
     ),
+    "user:Task-v0": ("user_task:UserTask", {"seat": "agent"}),
 }
 """Per id: module and class in this package, and its parameters."""
 
