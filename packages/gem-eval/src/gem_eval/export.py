@@ -1,11 +1,12 @@
 """`gem eval export`: episodes as chat messages for fine-tuning, as JSON lines or Parquet.
 
-`--format inspect` is `gem_eval.inspect_log`.
+`--format inspect` is `gem_eval.inspect_log`, `--format atif` is `gem_eval.atif`.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import sys
@@ -21,8 +22,8 @@ from gem_eval.contents import text_of
 from gem_eval.runner import KIND
 from gem_train.record import EpisodeRecord, RunRecord, read_run
 
-INSPECT = "inspect"
-"""Format of logs; they have void episodes, too."""
+INSPECT, ATIF = "inspect", "atif"
+"""Formats that are folders: logs, which have void episodes, too; a file for each valid episode."""
 _AT_ONCE = 512
 """Rows of Parquet that are in memory."""
 
@@ -44,10 +45,7 @@ def rows(
     Raises:
         RecordError: The record cannot be read.
     """
-    known = run.meta.get("model", {})
-    prompting = known.get("prompting", {}) if isinstance(known, dict) else {}
-    system = prompting.get("system_prompt") or run.meta.get("settings", {}).get("system")
-    model = str(run.meta.get("trainer", ""))
+    system, model = system_prompt(run), model_name(run)
     for record in run.episodes():
         episode = record.trajectory
         if not episode.valid or (only_success and not episode.success):
@@ -104,6 +102,24 @@ def export(
     except OSError as error:
         raise RecordError(f"cannot write {out}: {error}") from error
     return written
+
+
+def system_prompt(run: RunRecord) -> str | None:
+    """Return the system prompt of all episodes of a record, if they had one."""
+    known = run.meta.get("model", {})
+    prompting = known.get("prompting", {}) if isinstance(known, dict) else {}
+    return prompting.get("system_prompt") or run.meta.get("settings", {}).get("system") or None
+
+
+def model_name(run: RunRecord) -> str:
+    """Return the name of the model of an evaluation, or of the trainer."""
+    return str(run.meta.get("trainer", ""))
+
+
+def record_id(run: RunRecord, *of: str) -> str:
+    """Return an id that another export of the record has, too."""
+    text = json.dumps([run.meta, *of], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=11).hexdigest()
 
 
 def _messages(
@@ -194,15 +210,21 @@ def main(argv: Sequence[str]) -> int:
     """Run `gem eval export`; return 0."""
     parser = argparse.ArgumentParser(
         prog="gem eval export",
-        description="Write episodes as chat messages for fine-tuning, or as logs of inspect-ai.",
+        description="Write episodes as chat messages for fine-tuning, as trajectories of ATIF, "
+        "or as logs of inspect-ai.",
     )
     add = parser.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="record of an evaluation")
+    add(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="record of an evaluation; with --format atif of any run",
+    )
     about = "which valid episodes (all)"
     add("--only", choices=("success", "all"), default="all", help=about)
-    forms = sorted([*FORMS, INSPECT])
+    forms = sorted([*FORMS, INSPECT, ATIF])
     add("--format", choices=forms, default="jsonl", help="of the file (jsonl)")
-    about = "the file (FOLDER.jsonl or FOLDER.parquet); with --format inspect a folder for the logs"
+    about = "the file (FOLDER.jsonl or FOLDER.parquet); with --format inspect or atif a folder"
     add("--out", type=Path, metavar="FILE", help=about)
     about = "put what the model thought into its messages, as reasoning_content"
     add("--reasoning", action="store_true", help=about)
@@ -212,6 +234,12 @@ def main(argv: Sequence[str]) -> int:
     only = args.only == "success"
     if args.format == INSPECT:
         return _inspect(folder, out, only)
+    if args.format == ATIF:
+        from gem_eval.atif import write_trajectories
+
+        number = write_trajectories(folder, out, only_success=only)
+        print(f"{number} episodes: {out}", file=sys.stderr)
+        return 0
     number = export(folder, out, args.format, only_success=only, reasoning=args.reasoning)
     print(f"{number} episodes: {out}", file=sys.stderr)
     return 0

@@ -7,7 +7,6 @@ with an error and without a score.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from gem.errors import ConfigurationError, RecordError
 from gem.tasks import TaskSet
 from gem.tools.base import printable
 from gem_eval import __version__, native
+from gem_eval.export import record_id, system_prompt
 from gem_eval.inspect import sample_id  # also registers the scorers and their interval
 from gem_eval.runner import KIND
 from gem_eval.tasks import Part, parse_tasks
@@ -66,9 +66,7 @@ def write_logs(folder: Path, out: Path) -> list[Path]:
 
 def _log(run: RunRecord, settings: Mapping[str, Any], part: Part) -> dict[str, Any]:
     model = str(run.meta.get("trainer"))
-    known = run.meta.get("model", {})
-    prompting = known.get("prompting", {}) if isinstance(known, dict) else {}
-    system = prompting.get("system_prompt") or settings.get("system")
+    system = system_prompt(run)
     samples = [
         # A log can have no lone surrogates; a record can, as it is ASCII.
         json.loads(printable(json.dumps(_sample(each, part, model, system), ensure_ascii=False)))
@@ -80,9 +78,9 @@ def _log(run: RunRecord, settings: Mapping[str, Any], part: Part) -> dict[str, A
     return {
         "status": "success" if len(samples) >= expected else "started",
         "eval": {
-            "eval_id": _id(run, part.split, "eval"),
-            "run_id": _id(run),
-            "task_id": _id(run, part.split),
+            "eval_id": record_id(run, part.split, "eval"),
+            "run_id": record_id(run),
+            "task_id": record_id(run, part.split),
             "created": began,
             "task": "gem_eval/env",
             "task_registry_name": "gem_eval/env",
@@ -212,12 +210,6 @@ def _generate_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _interval(*, share: bool) -> dict[str, Any]:
     return {"name": "gem_eval/interval", "options": {"share": share}}
-
-
-def _id(run: RunRecord, *of: str) -> str:
-    """Return an id that another export of the record has, too."""
-    text = json.dumps([run.meta, *of], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=11).hexdigest()
 
 
 def _time(path: Path) -> str:
