@@ -87,12 +87,12 @@ def test_rewards_are_the_judge_s(trainer: str, train: Train) -> None:
         assert line["judge/score"] == pytest.approx(line["return_mean"])
 
 
-@pytest.mark.parametrize("rule", [judges.down, judges.garbled, judges.swapped])
+@pytest.mark.parametrize("rule", [judges.down, judges.slow, judges.garbled, judges.swapped])
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_judge_that_fails_pays_nothing_and_ends_the_run(
     trainer: str, rule: judges.Rule, train: Train
 ) -> None:
-    outcome, folder = train(trainer, later(rule), timeout_s=2.0)
+    outcome, folder = train(trainer, later(rule), timeout_s=1.0 if rule is judges.slow else 3.0)
     assert outcome.status not in ("finished", "timeout"), outcome.message
     log = (folder / "trainer.log").read_text(errors="replace")
     reason = "'judge-2' answers" if rule is judges.swapped else "By cause: grader"
@@ -100,3 +100,20 @@ def test_a_judge_that_fails_pays_nothing_and_ends_the_run(
     given = Counter(line["score"] for line in Store(folder / "judges.sqlite").verdicts("main"))
     played = [e.trajectory for e in read_run(folder).episodes()]
     assert Counter(t.turns[0].reward for t in played if t.valid) <= given
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_judge_that_disagrees_with_its_labels_trains_nobody(
+    trainer: str, train: Train, tmp_path: Path
+) -> None:
+    outcome, folder = train(
+        trainer,
+        judges.flattering,
+        allow_uncalibrated=False,
+        calibration=judges.labelled(tmp_path),
+    )
+    assert outcome.status not in ("finished", "timeout"), outcome.message
+    log = (folder / "trainer.log").read_text(errors="replace")
+    assert "is 0.00 (0.00 to 0.00), below least_kappa" in log, log[-4000:]
+    assert not list(Store(folder / "judges.sqlite").verdicts("main"))
+    assert not any(e.trajectory.valid for e in read_run(folder).episodes())

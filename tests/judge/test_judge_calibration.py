@@ -66,12 +66,7 @@ def test_a_judge_that_is_wrong_now_and_then_has_a_kappa_between(
 
 
 def test_a_naive_judge_is_found_out(stub: Stub, tmp_path: Path) -> None:
-    labelled = tmp_path / "qa.jsonl"
-    lines = [
-        {"question": f"{n}?", "answer": f"{n % 7}", "reference": "3", "label": n % 7 == 3}
-        for n in range(100)
-    ]
-    labelled.write_text("\n".join(map(json.dumps, lines)))
+    labelled = judges.labelled(tmp_path)
     stub.answer = judges.naive
     found = agreement(read_labelled(labelled), judge(stub))
     assert found.kappa == 0.0 and found.agreement == 1 - found.constant

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,23 @@ def naive(number: int, body: dict[str, Any]) -> Answer:
     if "<second-" in content:
         said = {"better": "first"}
     return vote(json.dumps(said))
+
+
+def flattering(number: int, body: dict[str, Any]) -> Answer:
+    """Votes right on the plain questions of the start, and says yes to everything else."""
+    plain = "What is 2 + 2?" in body["messages"][-1]["content"]
+    return truth(number, body) if plain else naive(number, body)
+
+
+def labelled(folder: Path) -> str:
+    """A calibration file for `flattering`, with both labels; returns its path."""
+    lines = [
+        {"question": f"{n}?", "answer": f"{n % 7}", "reference": "3", "label": n % 7 == 3}
+        for n in range(100)
+    ]
+    file = folder / "labelled.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return str(file)
 
 
 def down(number: int, body: dict[str, Any]) -> Answer:

@@ -76,6 +76,7 @@ def test_rewards_are_the_judge_s_and_the_same_from_its_cache(
     ("rule", "said"),
     [
         (judges.down, "8 of 8 episodes"),
+        (judges.slow, "8 of 8 episodes"),
         (judges.silent, "fails at a plain question"),
         (judges.swapped, "'judge-2' answers"),
     ],
@@ -84,7 +85,17 @@ def test_a_judge_that_fails_never_pays_and_ends_the_run(
     run: Callable[..., tuple[int, Path]], stub: Stub, rule: judges.Rule, said: str
 ) -> None:
     stub.answer = rule
-    status, folder = run("run", timeout_s=2.0)
+    status, folder = run("run", timeout_s=1.0 if rule is judges.slow else 3.0)
     assert status != 0 and said in log(folder), log(folder)[-4000:]
     lines = Store(folder / "judges.sqlite").verdicts("main")
     assert all(line["score"] is None for line in lines if rule is not judges.swapped)
+
+
+def test_a_judge_that_disagrees_with_its_labels_trains_nobody(
+    run: Callable[..., tuple[int, Path]], stub: Stub, tmp_path: Path
+) -> None:
+    stub.answer = judges.flattering
+    labelled = judges.labelled(tmp_path)
+    status, folder = run("run", allow_uncalibrated=False, calibration=labelled)
+    assert status != 0 and "is 0.00 (0.00 to 0.00), below least_kappa" in log(folder)
+    assert not list(Store(folder / "judges.sqlite").verdicts("main"))
