@@ -112,21 +112,20 @@ def measured(cases: Sequence[Case], texts: Path, tree: Path = ROOT) -> Iterator[
     Args:
         cases: The cases.
         texts: Folder that `write_texts` filled.
-        tree: Where the packages are.
+        tree: Where the packages and the measured program are.
 
     Raises:
         subprocess.CalledProcessError: The process failed.
     """
     driver = cases[0].driver
-    packages = ["core", "cpu"] if driver == "rollout" else ["core", "cpu", driver]
-    paths = [tree / "packages" / f"gem-{name}" / "src" for name in packages]
-    shims = paths[1] / "gem_cpu"
+    paths = sorted(tree.glob("packages/gem-*/src"))
+    shims = tree / "packages" / "gem-cpu" / "src" / "gem_cpu"
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     if driver not in ("rollout", "tinker"):
         paths += [shims / "startup", *([shims / "rl2_stand_ins"] if driver == "rl2" else [])]
         environment |= {"GEM_CPU": "1", "DS_ACCELERATOR": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    command = [str(interpreter(driver)), str(ROOT / "benchmarks" / "scale_drivers.py"), driver]
+    command = [str(interpreter(driver)), str(tree / "benchmarks" / "scale_drivers.py"), driver]
     command += [str(texts), *(case.text() for case in cases)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -138,8 +137,8 @@ def measured(cases: Sequence[Case], texts: Path, tree: Path = ROOT) -> Iterator[
 
 
 def revision(name: str, folder: Path) -> Path:
-    """Write the packages of a revision to a folder."""
-    command = ["git", "-C", str(ROOT), "archive", name, "packages"]
+    """Write the packages and benchmarks of a revision to a folder."""
+    command = ["git", "-C", str(ROOT), "archive", name, "packages", "benchmarks"]
     packed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder, filter="data")

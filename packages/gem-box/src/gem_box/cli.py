@@ -35,13 +35,13 @@ def main(argv: Sequence[str]) -> int:
     check.add_argument("--image", help="image of all tasks; `host` is this machine's own system")
     about = "also play each task: its solution must earn 1, and doing nothing 0"
     check.add_argument("--play", action="store_true", help=about)
-    about = "give a root file system (a tar archive) the name of an image"
     for name, default in {"memory-mb": MEMORY_MB, "disk-mb": DISK_MB, "cpus": None}.items():
         about = f"the most that a task may ask for (default: {default or 'as many as there are'})"
         check.add_argument(f"--{name}", type=int, default=default, metavar="N", help=about)
-    bring = commands.add_parser("import", help=about)
+    bring = commands.add_parser("import", help="give an image, or a root file system, a name")
     bring.add_argument("name", help="as in FROM, such as debian:bookworm-slim")
-    bring.add_argument("archive", type=Path, help="as `docker export` or `mmdebstrap` writes it")
+    about = "as `skopeo copy`, `docker save`, `docker export` or `mmdebstrap` writes it"
+    bring.add_argument("archive", type=Path, help=about)
     sample = commands.add_parser("sample", help="write this package's tasks as folders")
     sample.add_argument("folder", type=Path, help="where; it must not exist")
     arguments = parser.parse_args(argv)

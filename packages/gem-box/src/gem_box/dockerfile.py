@@ -5,15 +5,14 @@ The rest is refused by name.
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gem.json_lines import parse
-from gem_box.box import PATH
 from gem_box.context import ignored, sources
+from gem_box.layouts import MACHINE
 from gem_box.problems import Problem
 
 FILE = "environment/Dockerfile"
@@ -21,8 +20,9 @@ FILE = "environment/Dockerfile"
 _WITHOUT_EFFECT = ("CMD", "LABEL", "EXPOSE", "MAINTAINER", "STOPSIGNAL")
 # Also matter where an image is ready: it keeps files, not what it was told of its start.
 _ALWAYS = ("ENV", "WORKDIR", "ENTRYPOINT", "USER")
-_MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-_PLATFORM = {"TARGETPLATFORM": f"linux/{_MACHINE}", "TARGETOS": "linux", "TARGETARCH": _MACHINE}
+IMAGES_PATH = "\0PATH\0"
+"""Stands for the image's own `PATH` in what a Dockerfile makes of it."""
+_PLATFORM = {"TARGETPLATFORM": f"linux/{MACHINE}", "TARGETOS": "linux", "TARGETARCH": MACHINE}
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+?])((?:[^{}]|\{[^{}]*\})*))?\})")
 _HERE = re.compile(r"""(?:^|\s)\d*(<<-?["']?[A-Za-z_][\w.]*)""")
 _QUOTED = re.compile(r"""(?<![<-])(?:'[^']*'|"(?:\\.|[^"\\])*")""")
@@ -62,8 +62,8 @@ class Dockerfile:
 
     @property
     def workdir(self) -> str:
-        """The folder at the end."""
-        return next((s.words[0] for s in reversed(self.steps) if s.kind == "workdir"), "/")
+        """The folder at the end; relative to the image's, or "" for that one."""
+        return next((s.words[0] for s in reversed(self.steps) if s.kind == "workdir"), "")
 
     @classmethod
     def parse(cls, text: str, context: Path) -> tuple[Dockerfile, list[Problem], list[Problem]]:
@@ -105,7 +105,7 @@ class _Parser:
         # Those before FROM are for FROM only.
         self.outer: dict[str, str] = dict(_PLATFORM)
         self.args: dict[str, str] = {}
-        self.env: dict[str, str | None] = {"PATH": PATH}
+        self.env: dict[str, str | None] = {"PATH": IMAGES_PATH}
         self.stage = ""
         self.stages: dict[str, tuple[list[Step], dict[str, str | None]]] = {}
 
@@ -132,7 +132,7 @@ class _Parser:
             # An image that is ready has the variables and the folder of the last stage.
             self.stages[self.stage] = self.steps, self.env
             self.stage = words[-1]
-            steps, env = self.stages.get(words[0], ([], {"PATH": PATH}))
+            steps, env = self.stages.get(words[0], ([], {"PATH": IMAGES_PATH}))
             self.steps, self.args, self.env = list(steps), {}, dict(env)
             raise _UnsupportedError(
                 f"{rest}: several stages are not supported", "has several stages"
@@ -144,7 +144,7 @@ class _Parser:
         self.image = _expanded(words[0], self.outer)
         for option in options:
             name, _, value = option.partition("=")
-            wanted = (f"linux/{_MACHINE}", "$BUILDPLATFORM", "$TARGETPLATFORM")
+            wanted = (f"linux/{MACHINE}", "$BUILDPLATFORM", "$TARGETPLATFORM")
             if name != "--platform" or value not in wanted:
                 raise _UnsupportedError(
                     f"{option} is not supported here", f"{name} is not supported"
@@ -164,7 +164,7 @@ class _Parser:
             self._add("arg", name, filled)
 
     def _do_workdir(self, rest: str) -> None:
-        before = next((s.words[0] for s in reversed(self.steps) if s.kind == "workdir"), "/")
+        before = next((s.words[0] for s in reversed(self.steps) if s.kind == "workdir"), "")
         folder = self._filled(rest)
         if not folder:
             raise _UnsupportedError("names no folder")

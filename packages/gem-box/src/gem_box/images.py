@@ -9,19 +9,23 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError
+from gem.json_lines import read_json
+from gem_box.box import PATH
 from gem_box.context import ignored, sources
-from gem_box.dockerfile import FILE, Dockerfile, Step
+from gem_box.dockerfile import FILE, IMAGES_PATH, Dockerfile, Step
 from gem_box.folders import Folder
+from gem_box.layouts import Layout
 from gem_box.overlay import OverlayBox
 from gem_box.problems import Problem
 from gem_box.users import ids
@@ -65,7 +69,7 @@ def cache() -> Path:
 
 
 def base(name: str) -> Image:
-    """Return an image by its name.
+    """Return an image by its name, with the variables and the folder that it says itself.
 
     Raises:
         ConfigurationError: No such image was imported.
@@ -77,7 +81,9 @@ def base(name: str) -> Image:
             f"image {name!r} is not here: import it (gem harbor import {name} FILE.tar), or run "
             "the task in this machine's own system with image=host"
         )
-    return Image((_place(name),))
+    place = _place(name)
+    own = read_json(_settings(place)) if _settings(place).exists() else {}
+    return Image((place,), **own)
 
 
 def is_here(name: str) -> bool:
@@ -123,7 +129,9 @@ def built(task: Folder, image: str | None = None) -> Image:
     begin = base(name)
     if task.dockerfile is None:
         return begin
-    env, workdir = task.dockerfile.env, task.dockerfile.workdir
+    variables = task.dockerfile.env.items()
+    env = begin.env | {name: _extended(value, begin) for name, value in variables}
+    workdir = str(Path(begin.workdir) / task.dockerfile.workdir)
     done = Image(begin.layers, begin.host, env, workdir)
     if not builds or all(step.kind in ("env", "arg") for step in task.dockerfile.steps):
         return done
@@ -134,21 +142,50 @@ def built(task: Folder, image: str | None = None) -> Image:
     return Image((place, *begin.layers), begin.host, env, workdir)
 
 
-def imported(name: str, archive: Path) -> Path:
-    """Unpack a root file system, as `docker export` and `mmdebstrap` write it.
+def imported(name: str, source: Path) -> Path:
+    """Unpack an image, or a root file system, under a name.
+
+    Args:
+        name: Of the image; of several in a layout the one with this name is taken.
+        source: An OCI layout (a folder or an archive), an archive of `docker save`, or a root file
+            system as `docker export` and `mmdebstrap` write it, which has no variables and no
+            folder of its own.
 
     Raises:
-        ConfigurationError: It is no tar archive.
+        ConfigurationError: It is none of them, or has no such image for this machine.
     """
     place = _place(name)
-    with locked(place), _fresh(place) as folder, tempfile.TemporaryDirectory() as empty:
+    with contextlib.closing(Layout(source)) as layout, locked(place), _fresh(place) as folder:
+        if not layout.has_image():
+            _unpacked(source, folder)
+            _settings(place).unlink(missing_ok=True)
+            return place
+        layers, settings = layout.image(name)
+        with tempfile.NamedTemporaryFile() as whole:
+            layout.write(layers, whole)
+            whole.flush()
+            _unpacked(Path(whole.name), folder)
+        _settings(place).write_text(json.dumps(asdict(settings)))
+    return place
+
+
+def _unpacked(archive: Path, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as empty:
         # Read by the box's root, who owns nothing outside of it.
         Path(empty).chmod(0o755)
         box = OverlayBox([Path(empty)], host=False, limits=_BUILD, upper=folder)
         with contextlib.closing(box):
             box.start()
             box.unpack(archive)
-    return place
+
+
+def _settings(place: Path) -> Path:
+    return place.with_name(f"{place.name}.json")
+
+
+def _extended(text: str, begin: Image) -> str:
+    """Return a text of a Dockerfile with the path of the image that it begins from."""
+    return text.replace(IMAGES_PATH, begin.env.get("PATH", PATH))
 
 
 def _build(begin: Image, task: Folder, place: Path) -> None:
@@ -158,18 +195,21 @@ def _build(begin: Image, task: Folder, place: Path) -> None:
         box = OverlayBox(begin.layers, host=begin.host, limits=_BUILD, upper=folder)
         with contextlib.closing(box), boundary("sandbox"):
             box.start()
-            _carry_out(task.dockerfile, task, box, float(limit))
+            _carry_out(task.dockerfile, task, box, float(limit), begin)
 
 
-def _carry_out(dockerfile: Dockerfile, task: Folder, box: OverlayBox, limit: float) -> None:
+def _carry_out(
+    dockerfile: Dockerfile, task: Folder, box: OverlayBox, limit: float, begin: Image
+) -> None:
     args: dict[str, str] = {}
-    env: dict[str, str] = {}
-    workdir = "/"
+    env = dict(begin.env)
+    workdir = begin.workdir
     for step in dockerfile.steps:
         if step.kind in ("env", "arg"):
-            (env if step.kind == "env" else args)[step.words[0]] = step.words[1]
+            values = env if step.kind == "env" else args
+            values[step.words[0]] = _extended(step.words[1], begin)
         elif step.kind == "workdir":
-            workdir = step.words[0]
+            workdir = str(Path(begin.workdir) / step.words[0])
             box.put(None, workdir)
         elif step.kind == "copy":
             _copy(step, task.path / "environment", box, workdir)
@@ -248,7 +288,10 @@ def _file(name: str) -> str:
 def _digest(begin: Image, task: Folder) -> str:
     """Return what determines the layer of a task."""
     known = hashlib.sha256()
-    known.update(f"{_FORMAT} {begin.layers} {begin.host} {task.dockerfile}\n".encode())
+    known.update(f"{_FORMAT} {begin} {task.dockerfile}\n".encode())
+    for layer in begin.layers:
+        # Another image may have been imported under this name.
+        known.update(f"{layer.stat().st_ino} {layer.stat().st_ctime_ns}\n".encode())
     if begin.host:
         for name in ("/etc/os-release", "/var/lib/dpkg/status", "/usr/bin"):
             with contextlib.suppress(OSError):
