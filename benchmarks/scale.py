@@ -1,7 +1,8 @@
 """The share of an 8xH100 node's time that is lost to us, with engines of realistic speed.
 
 python benchmarks/scale.py [--quick | --full] [--drivers NAME...] [--environments NAME...]
-                           [--turns N] [--baseline REVISION] [--plot FILE]
+                           [--turns N] [--episodes N] [--baseline REVISION [--pairs N]]
+                           [--plot FILE]
 
 Engines are simulated (`scale_node.Engines`: how fast, and after which public measurements), all
 else is the real code (`scale_drivers`), in the environments under .venvs: the event loop, threads,
@@ -37,6 +38,7 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from drawing import draw
@@ -156,8 +158,17 @@ def show(case: Case, found: dict[str, Any], which: str) -> None:
     )
 
 
-def table(groups: Sequence[Sequence[Case]], texts: Path, trees: dict[str, Path]) -> None:
-    """Measure and print one table; cases of a group have the same driver."""
+def table(
+    groups: Sequence[Sequence[Case]], texts: Path, trees: dict[str, Path], pairs: int
+) -> None:
+    """Measure and print one table; cases of a group have the same driver.
+
+    Args:
+        groups: The cases.
+        texts: Folder that `write_texts` filled.
+        trees: What is measured, by its name.
+        pairs: How often, in alternating order; above 1 ratios of the CPU time follow.
+    """
     head = ("", "loops", "episodes", "environment", "lost", "longer", "CPU ms", "busy")
     head += ("lag p50", "p99 ms", "MB", "turns/s")
     print("{:18}{:>6}{:>10} {:12}{:>8}{:>9}{:>9}{:>8}{:>9}{:>9}{:>9}{:>9}".format(*head))
@@ -165,10 +176,22 @@ def table(groups: Sequence[Sequence[Case]], texts: Path, trees: dict[str, Path])
         if not interpreter(cases[0].driver).exists():
             print(f"{cases[0].driver:18} has no environment ({interpreter(cases[0].driver)})")
             continue
-        for which, tree in trees.items():
-            rows = measured(cases, texts, tree)
-            for case, found in zip(cases, rows, strict=True):
-                show(case, found, which)
+        cpu_ms: dict[tuple[Case, str], list[float]] = {}
+        for number in range(pairs):
+            for which, tree in list(trees.items())[:: -1 if number % 2 else 1]:
+                rows = measured(cases, texts, tree)
+                for case, found in zip(cases, rows, strict=True):
+                    show(case, found, which)
+                    cpu_ms.setdefault((case, which), []).append(found["cpu_ms"])
+        for case in cases if pairs > 1 else ():
+            before, now = (cpu_ms[case, which] for which in trees)
+            ratios = sorted(y / x for x, y in zip(before, now, strict=True))
+            print(
+                f"{case.driver}, {case.environment}: CPU {median(before):.3f} ms before, "
+                f"{median(now):.3f} now; ratio of {pairs} pairs {median(ratios):.2f} "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                flush=True,
+            )
 
 
 def curves(texts: Path, turns: int) -> dict[str, list[tuple[int, float]]]:
@@ -195,12 +218,16 @@ def main() -> None:
     parser.add_argument("--drivers", nargs="+", choices=LOOPS, default=list(LOOPS))
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=ENVIRONMENTS)
     parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--episodes", type=int, default=1024, help="of one process (1024)")
     parser.add_argument("--baseline", help="a git revision whose packages are measured, too")
+    parser.add_argument("--pairs", type=int, default=1, help="measurements of both revisions")
     parser.add_argument("--plot", type=Path, help="also measure and draw share over concurrency")
     args = parser.parse_args()
+    if args.pairs > 1 and not args.baseline:
+        parser.error("--pairs needs --baseline")
     groups = []
     for driver in ["rollout"] if args.quick else args.drivers:
-        n, turns = (16, 3) if args.quick else (1024, args.turns)
+        n, turns = (16, 3) if args.quick else (args.episodes, args.turns)
         loops, chosen = LOOPS[driver], args.environments
         if driver != "rollout" and not args.full:
             chosen = [each for each in chosen if each == "wait"]
@@ -216,7 +243,7 @@ def main() -> None:
         if args.baseline:
             before = revision(args.baseline, Path(folder) / "baseline")
             trees = {" before": before, " now": ROOT}
-        table(groups, texts, trees)
+        table(groups, texts, trees, args.pairs)
         if args.plot:
             title = "Share of the engines' time that is lost to us, %"
             plot = draw(title, "episodes at once", curves(texts, args.turns))

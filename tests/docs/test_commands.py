@@ -29,7 +29,17 @@ TARGETS = set(
     re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 )
 SOURCES = {path.name: path for path in ROOT.glob("packages/*/src/*")}
-OTHERS = {"accelerate", "conda", "docker", "export", "git", "harbor", "inspect", "torchrun"}
+OTHERS = {
+    "accelerate",
+    "conda",
+    "docker",
+    "export",
+    "git",
+    "harbor",
+    "inspect",
+    "skopeo",
+    "torchrun",
+}
 OTHERS |= {"vf-eval", "vllm"}
 OTHERS |= {"cat", "echo", "printf", "source"}
 """Programs of others, of whose arguments nothing is checked."""
