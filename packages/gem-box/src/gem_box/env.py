@@ -25,6 +25,7 @@ from gem_box.images import built, problems
 from gem_box.limits import DISK_MB, MEMORY_MB, PROCESSES, limits
 from gem_box.overlay import OverlayBox
 from gem_box.problems import told
+from gem_box.provided import ProvidedBox
 from gem_box.shell import LONGEST_COMMAND
 from gem_sandbox import Limits
 
@@ -118,7 +119,7 @@ class HarborEnv(Env):
         self.limits = Limits(cpu_s=self.command_s, **most)
         self.cpus = None if cpus is None else integer("cpus", cpus, 1, _LARGEST)
         self.tasks = [self._runnable(each) for each in found(Path(text("folder", folder)))]
-        self._box: OverlayBox | None = None
+        self._box: OverlayBox | ProvidedBox | None = None
         self._reach_out: dict[int, bool] = {}
         self._forget()
 
@@ -154,13 +155,16 @@ class HarborEnv(Env):
         return self._observe(), {"index": index, "task": self.task.name}
 
     def _begin(self, index: int) -> None:
-        self.close()
+        self._leave()
         self.index, self.task = index, self.tasks[index]
         self._actions, self._over = [], True
         with boundary("sandbox"):
             self._mode = self._chosen()
-        self._box = self._new_box()
+        self._box = self._start_box()
         self._over = False
+
+    def _start_box(self) -> OverlayBox | ProvidedBox:
+        return self._new_box()
 
     def _new_box(self) -> OverlayBox:
         environment = self.task.table("environment")
@@ -207,9 +211,13 @@ class HarborEnv(Env):
 
     def _observe(self) -> str:
         parts = [self.task.instruction.strip(), _HOW]
-        if not self.task.is_offline:
+        if self._says_offline():
             parts.append(_OFFLINE)
         return "\n\n".join([*parts, f"You have {self.max_turns} replies."])
+
+    def _says_offline(self) -> bool:
+        # A task that wants no network says so itself.
+        return not self.task.is_offline
 
     def step(self, action: str) -> Step:
         """Run a command, or end the task; see `Env.step`.
@@ -269,16 +277,17 @@ class HarborEnv(Env):
         self._over = True
         try:
             with boundary("sandbox"):
-                graded = self._graded(self._box)
+                graded = self._graded()
         finally:
-            self.close()
+            self._leave()
         info |= {"success": graded.reward >= 1.0, "rewards": graded.rewards}
         info |= {"graded": graded.reason, "tests": graded.output, "verifier": self._mode}
         return "", graded.reward, not truncated, truncated, info
 
-    def _graded(self, box: OverlayBox) -> Graded:
+    def _graded(self) -> Graded:
         pristine = SYSTEM if self._mode == PRISTINE else ()
-        graded = grade(self.task, box, pristine, self.reward_key)
+        assert isinstance(self._box, OverlayBox)
+        graded = grade(self.task, self._box, pristine, self.reward_key)
         if graded.reached_out and graded.reward <= 0:
             self._require_offline(pristine)
         return graded
@@ -344,13 +353,16 @@ class HarborEnv(Env):
 
     def close(self) -> None:
         """End the box; safe to repeat."""
+        self._leave()
+
+    def _leave(self) -> None:
         box, self._box = getattr(self, "_box", None), None
         if box is not None:
             box.close()
 
     def snapshot(self) -> bytes:
         """Return the state; that of the box is the actions so far."""
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_box", *self._apart)}
+        state = {k: v for k, v in self.__getstate__().items() if k not in self._apart}
         return pickle.dumps(state, protocol=5)
 
     def restore(self, state: bytes) -> None:

@@ -79,7 +79,7 @@ def grade(
         )
     except DataError as error:
         return Graded(0.0, {}, str(error), output, reached_out)
-    return Graded(_chosen(task, rewards, reward_key), rewards, "", output, reached_out)
+    return Graded(reward_of(task.name, rewards, reward_key), rewards, "", output, reached_out)
 
 
 def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:
@@ -105,13 +105,22 @@ def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:
     return {str(name): float(each) for name, each in values.items()}
 
 
-def _chosen(task: Folder, rewards: Mapping[str, float], key: str | None) -> float:
-    """Return the number that is the reward: every episode of a wrong key would earn 0."""
+def reward_of(task: str, rewards: Mapping[str, float], key: str | None) -> float:
+    """Return the number that is the reward: every episode of a wrong key would earn 0.
+
+    Args:
+        task: Name of the task.
+        rewards: The numbers that its tests write.
+        key: Name of the reward; None: `reward`, or the only one.
+
+    Raises:
+        ConfigurationError: None has that name.
+    """
     if key is None:
         key = "reward" if len(rewards) != 1 else next(iter(rewards))
     if key not in rewards:
         raise ConfigurationError(
-            f"reward_key: the tests of {task.name} write the "
+            f"reward_key: the tests of {task} write the "
             f"numbers {', '.join(map(repr, rewards))} and none is named {key!r}"
         )
     return rewards[key]

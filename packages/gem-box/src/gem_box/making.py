@@ -12,6 +12,7 @@ from gem.parameters import require_known
 from gem.tables import json_or_text
 from gem_box.env import HarborEnv
 from gem_box.images import HOST
+from gem_box.provided_env import ProvidedEnv
 from gem_box.sample import SAMPLE, sample_folder
 
 
@@ -21,7 +22,7 @@ def make_harbor(address: str, **options: Any) -> HarborEnv:
     Args:
         address: The folder, then perhaps parameters: `DIR?max_turns=5&image=host`. `sample` has the
             tasks of this package, in this machine's own system.
-        **options: Parameters of `HarborEnv`.
+        **options: Parameters of `HarborEnv`; with `box` those of `ProvidedEnv`.
 
     Raises:
         ConfigurationError: As of `HarborEnv`; or a parameter is given twice.
@@ -34,14 +35,18 @@ def make_harbor(address: str, **options: Any) -> HarborEnv:
             raise ConfigurationError(f"harbor:{address} has the parameter {name!r} twice")
         given[name] = json_or_text(value)
     given |= options
-    require_known(f"harbor:{folder}", HarborEnv, given, "folder")
+    kind = ProvidedEnv if given.get("box") is not None else HarborEnv
+    given = {name: value for name, value in given.items() if (name, value) != ("box", None)}
+    require_known(f"harbor:{folder}", kind, given, "folder")
     if folder == SAMPLE and not Path(folder).exists():
         folder = str(sample_folder())
-        given.setdefault("image", HOST)
-    return HarborEnv(folder, **given)
+        if kind is HarborEnv:
+            given.setdefault("image", HOST)
+    return kind(folder, **given)
 
 
 _, *_parameters = inspect.signature(HarborEnv).parameters.values()
+_parameters.append(inspect.Parameter("box", inspect.Parameter.KEYWORD_ONLY, default=None))
 make_harbor.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [next(iter(inspect.signature(make_harbor).parameters.values())), *_parameters]
 )
