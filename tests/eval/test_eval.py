@@ -113,6 +113,25 @@ def first_then(answer: Answer, first: int = 1) -> Callable[[int, Any], Answer | 
 # What is played
 
 
+@pytest.mark.parametrize("model", ["oracle", "random", "noop"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--temperature", "0"),
+        ("--param", "box=docker"),
+        ("--system", "Play."),
+        ("--url", "http://x/v1"),
+    ],
+)
+def test_an_option_of_models_that_has_no_effect_is_refused(
+    model: str, words: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = [GUESS, "--model", model, "--episodes", "1", "--out", str(tmp_path / "run"), *words]
+    assert guarded(lambda: main(given)) == 2
+    assert f"asks no model: {words[0]} would have no effect" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_oracle_wins_everywhere_and_its_record_replays(
     evaluate: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -244,8 +244,8 @@ def test_a_tool_without_schemas_is_refused(
 
 @pytest.mark.parametrize("model", ["random", "noop"])
 def test_models_that_are_not_asked_by_messages_cannot_call_natively(
-    server: Stub, model: str, capsys: pytest.CaptureFixture[str]
+    model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert evaluate(server, "--model", model) == 2
+    words = [ENV, "--model", model, "--episodes", "1", "--out", "run", "--tools", "native"]
+    assert guarded(lambda: main(words)) == 2
     assert "--tools native needs" in capsys.readouterr().err
-    assert server.requests == []

@@ -79,6 +79,10 @@ def choose(args: argparse.Namespace) -> Model:
                 f"--model {name} plays a task the same way every time: use --episodes, "
                 "not --samples"
             )
+        if given := _given(args):
+            raise ConfigurationError(
+                f"--model {name} asks no model: {', '.join(given)} would have no effect"
+            )
         player = SilentPlayer() if name == _SILENT else ScriptedPlayer(name)
         return Model(partial(play, player=player), {"model": name})
     for scheme, make in ((OPENAI, _served), (LOCAL, _local), (RUN, _local)):
@@ -88,6 +92,17 @@ def choose(args: argparse.Namespace) -> Model:
         f"--model must be {', '.join(POLICIES)}, {_SILENT}, {OPENAI}NAME, {LOCAL}MODEL or "
         f"{RUN}FOLDER, got {name!r}"
     )
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    """Return the options of models that are not their defaults."""
+    known = argparse.ArgumentParser(add_help=False)
+    add_options(known)
+    return [
+        f"--{name.replace('_', '-')}"
+        for name, usual in vars(known.parse_args([])).items()
+        if getattr(args, name, usual) != usual
+    ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
