@@ -19,7 +19,7 @@ from gem_box.images import imported
 
 PROGRAMS = (
     *("bash", "cat", "chmod", "cp", "env", "head", "ls", "mkdir", "mv", "rm", "sleep", "sort"),
-    *("tr", "touch", "wc", "sed", "grep", "ln", "setsid", "kill"),
+    *("tr", "touch", "wc", "sed", "grep", "ln", "setsid", "kill", "timeout", "date", "tail"),
 )
 TINY = "tiny:1"
 

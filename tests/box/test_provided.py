@@ -17,6 +17,7 @@ import gem
 from gem.blame import cause_of
 from gem.core import Env
 from gem.errors import ConfigurationError, UnknownParameterError, UnreachableError
+from gem_box.images import imported
 from gem_box.provided import PYTHON
 from gem_box.sample import write_sample
 
@@ -118,6 +119,33 @@ class TestReal:
         assert len(str(said)) < 5000 and "[exit code 0]" in str(said)
         assert "hit the limit of time" in str(env.step(call("sleep 60"))[0])
         assert env.step(call("pwd"))[0] == "/tmp\n[exit code 0]"
+
+    @pytest.mark.parametrize("destroyed", ["timeout wc head", "bash sh"])
+    def test_a_policy_that_destroys_the_shell_has_no_void_episode(
+        self, tmp_path: Path, archive: Path, destroyed: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("GEM_BOX_IMAGE")
+        imported("small:1", archive)
+        folder = write_task(tmp_path / "task", "small:1")
+        with gem.make(f"harbor:{folder}", box=PROVIDER) as env:
+            env.reset(seed=0)
+            env.step(call(f"cd /usr/bin; rm {destroyed}"))
+            assert str(env.step(call("echo hello"))[0]).endswith(
+                "[exit code 127; the shell has ended, the next command has a new one]"
+            )
+            _, reward, terminated, _, info = env.step(FINISH)
+            assert (reward, terminated) == (0.0, True) and not info["success"]
+
+    def test_an_answer_that_comes_too_late_is_none_to_a_later_call(
+        self, env: Env, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        env.reset(seed=0)
+        monkeypatch.setattr("gem_box.provided._MORE_S", -62.0)
+        with pytest.raises(UnreachableError, match="does not answer within 1 s"):
+            env.step(call("sleep 2"))
+        monkeypatch.undo()
+        os.environ.update({PYTHON: str(HARBOR), "GEM_BOX_IMAGE": "host"})
+        assert solved(env) == 1.0
 
     def test_rewards_are_harbors(self, tmp_path: Path) -> None:
         partial = '#!/bin/bash\n[ "$(cat answer.txt)" = 84 ] && r=0.25 || r=-1\n'

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -36,6 +37,7 @@ _MOST = 1 << 20
 # Time beyond a limit of Harbor's after which its process is not waited for.
 _MORE_S = 300.0
 _START_S = 7200.0
+_GRADE_S = 1800.0
 # The tests said nothing that Harbor can read: the policy may have broken them.
 _NO_REWARD = ("RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutputParseError")
 # A shell for each command that goes on where the last one was. Its output is in a file, so that a
@@ -43,7 +45,7 @@ _NO_REWARD = ("RewardFileNotFoundError", "RewardFileEmptyError", "VerifierOutput
 _SHELL = r"""
 s=/tmp/.gem-shell; h=sh; t=
 command -v bash >/dev/null 2>&1 && h=bash
-timeout -k 1 9 true 2>/dev/null && t="timeout -k 5 {seconds}"
+timeout -k 1 9 sh -c : 2>/dev/null && t="timeout -k 5 {seconds}"
 [ -n "$t" ] || {{ echo; echo "gem no-timeout 0"; exit; }}
 b=$(date +%s)
 $t $h -c '
@@ -96,7 +98,7 @@ class _Harbor:
         try:
             answer = self.answer(0, _MORE_S)
             refused = answer.get("refused")
-        except UnreachableError as error:
+        except (UnreachableError, TimeoutError) as error:
             refused = str(error)
         if refused:
             self.close()
@@ -125,7 +127,7 @@ class _Harbor:
         try:
             answer = queue.get(timeout=limit_s)
         except Empty:
-            raise UnreachableError(f"Harbor does not answer within {limit_s:g} s") from None
+            raise TimeoutError(f"Harbor does not answer within {limit_s:g} s") from None
         if answer is _GONE:
             raise UnreachableError(f"Harbor is gone: {self._said()}")
         return answer
@@ -217,6 +219,12 @@ class ProvidedBox:
         if "begun" not in answer:
             self._running = False
             raise UnreachableError(f"{task.name}: {answer.get('error')}: {answer.get('message')}")
+        # Only now, as a policy may remove programs later.
+        said, told = self._ran("true", 10)
+        if told is None:
+            raise UnreachableError(
+                f"{task.name}: no shell, or no program `timeout`, which ends commands: {said:.300}"
+            )
 
     def run(self, command: str, timeout: float) -> Ran:
         """Run a command.
@@ -230,19 +238,26 @@ class ProvidedBox:
         """
         if "\0" in command:
             return Ran(b"a command cannot have a NUL", 126)
-        seconds = max(1, round(timeout))
+        output, told = self._ran(command, max(1, round(timeout)))
+        kept = output.encode("utf-8", "replace")
+        if told is None:
+            # The command, or one before, has destroyed what is needed to run one.
+            return Ran(kept[-_MOST:], 127, ended_shell=True)
+        code, hit, size = told
+        return Ran(kept, code, "time" if hit else None, bool(hit), max(0, size - _MOST))
+
+    def _ran(self, command: str, seconds: int) -> tuple[str, tuple[int, int, int] | None]:
+        """Return the output; and, if the end is told, exit code, whether time was up, length."""
         text = shlex.quote(command)
         script = _SHELL.format(seconds=seconds, command=text, most=_MOST, half=_MOST // 2)
         call = {"do": "run", "script": script, "timeout": seconds + 60}
-        output, _, end = self._done(call, seconds + 60)["output"].rstrip("\n").rpartition("\n")
-        word, *told = end.split(" ")
-        if word != "gem" or len(told) != 3:
-            if told[:1] == ["no-timeout"]:
-                raise UnreachableError("the image has no program `timeout`, which ends commands")
-            raise UnreachableError(f"the box does not say how a command ended: {end!r:.200}")
-        code, hit, size = map(int, told)
-        kept = output.removesuffix("\n").encode("utf-8", "replace")
-        return Ran(kept, code, "time" if hit else None, bool(hit), max(0, size - _MOST))
+        said = str(self._done(call, seconds + 60)["output"]).rstrip("\n")
+        output, _, end = said.rpartition("\n")
+        found = re.fullmatch(r"gem (\d+) (\d) +(\d+)", end)
+        if found is None:
+            return said, None
+        code, hit, size = map(int, found.groups())
+        return output.removesuffix("\n"), (code, hit, size)
 
     def put(self, source: Path, target: str, *, fresh: bool = False) -> None:
         """Copy a file, or the content of a folder, into the box; what else is there stays.
@@ -264,7 +279,12 @@ class ProvidedBox:
             ConfigurationError: The tests write numbers, and none has the name of the reward.
             UnreachableError: Harbor has no verdict, and not because of what the tests wrote.
         """
-        answer = self._ask({"do": "finish"}, limit_s)
+        said, told = self._ran("true", 10)
+        if told is None:
+            # Harbor would fail at this, too, and could not say that the policy did it.
+            self.drop()
+            return Graded(0.0, {}, f"no command runs any more: {said:.300}")
+        answer = self._ask({"do": "finish"}, limit_s + _GRADE_S)
         self._running = False
         error, message = answer.get("error"), answer.get("message")
         output = str(answer.get("output", ""))
@@ -281,7 +301,7 @@ class ProvidedBox:
         if not self._running:
             return
         self._running = False
-        with contextlib.suppress(UnreachableError):
+        with contextlib.suppress(UnreachableError, TimeoutError):
             answer = self._ask({"do": "drop"}, _START_S)
             while "dropped" not in answer:
                 answer = self._harbor.answer(self._number, _START_S)
@@ -315,7 +335,14 @@ class ProvidedBox:
 
     def _ask(self, call: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         self._harbor.tell(self._number, call)
-        return self._harbor.answer(self._number, limit_s + _MORE_S)
+        try:
+            return self._harbor.answer(self._number, limit_s + _MORE_S)
+        except TimeoutError as error:
+            # What comes late is not the answer to a later call.
+            self._harbor.tell(self._number, {"do": "drop"})
+            self._harbor.forget(self._number)
+            self._number, self._running = next(_numbers), False
+            raise UnreachableError(str(error)) from None
 
 
 def _python() -> str:
