@@ -19,8 +19,8 @@ from gem.errors import ConfigurationError, RecordError
 from gem.tools.base import printable
 from gem.trajectory import Turn
 from gem_eval import native
+from gem_eval.about import model_name, record_id, system_prompt
 from gem_eval.contents import text_of
-from gem_eval.export import model_name, record_id, system_prompt
 from gem_train.record import EpisodeRecord, RunRecord, read_run
 
 _VERSION = "ATIF-v1.7"

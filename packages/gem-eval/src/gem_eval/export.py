@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import sys
@@ -18,6 +17,7 @@ from gem.errors import ConfigurationError, RecordError
 from gem.plugins import extra
 from gem.tools.base import printable
 from gem_eval import native
+from gem_eval.about import model_name, system_prompt
 from gem_eval.contents import text_of
 from gem_eval.runner import KIND
 from gem_train.record import EpisodeRecord, RunRecord, read_run
@@ -102,24 +102,6 @@ def export(
     except OSError as error:
         raise RecordError(f"cannot write {out}: {error}") from error
     return written
-
-
-def system_prompt(run: RunRecord) -> str | None:
-    """Return the system prompt of all episodes of a record, if they had one."""
-    known = run.meta.get("model", {})
-    prompting = known.get("prompting", {}) if isinstance(known, dict) else {}
-    return prompting.get("system_prompt") or run.meta.get("settings", {}).get("system") or None
-
-
-def model_name(run: RunRecord) -> str:
-    """Return the name of the model of an evaluation, or of the trainer."""
-    return str(run.meta.get("trainer", ""))
-
-
-def record_id(run: RunRecord, *of: str) -> str:
-    """Return an id that another export of the record has, too."""
-    text = json.dumps([run.meta, *of], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=11).hexdigest()
 
 
 def _messages(

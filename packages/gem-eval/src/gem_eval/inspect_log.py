@@ -21,7 +21,7 @@ from gem.errors import ConfigurationError, RecordError
 from gem.tasks import TaskSet
 from gem.tools.base import printable
 from gem_eval import __version__, native
-from gem_eval.export import record_id, system_prompt
+from gem_eval.about import record_id, system_prompt
 from gem_eval.inspect import sample_id  # also registers the scorers and their interval
 from gem_eval.runner import KIND
 from gem_eval.tasks import Part, parse_tasks
