@@ -245,6 +245,8 @@ def _precision(run: Run) -> dict[str, Any]:
     types = {"param_dtype": "fp32" if full else "bf16", "reduce_dtype": "fp32"}
     return {
         f"{_ENGINE}.model_dtype": "float32" if full else "bfloat16",
+        # Of the reference model's weights.
+        "trainer.bf16": not full,
         **{
             name: dtype
             for part, dtype in types.items()
@@ -414,7 +416,10 @@ TABLE = Table(
         "training.tasks": Copied("trainer.train_batch_size"),
         "training.group_size": (Copied("generator.n_samples_per_prompt"), entries.GROUPED),
         "training.precision": (
-            Computed(_precision, "fsdp_config.mixed_precision, inference_engine.model_dtype"),
+            Computed(
+                _precision,
+                "fsdp_config.mixed_precision, trainer.bf16, inference_engine.model_dtype",
+            ),
             entries.computed_in_bf16("FSDP's mixed precision, bf16 weights in rollouts"),
             Departs(
                 lambda run, value: value == "fp32" and not run.hardware.cpu,
