@@ -243,7 +243,7 @@ nightly-own: env-dev
 nightly-harbor: env-dev env-harbor
 	$(DEV) $(PYTEST) -m nightly tests/box tests/eval/test_export.py
 nightly-trainers: $(TRAINER_ENVS)
-	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_audits.py tests/conformance/test_passes.py tests/conformance/test_penalty.py tests/conformance/test_keys.py tests/conformance/test_adapters.py tests/conformance/test_judged.py
+	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_audits.py tests/conformance/test_passes.py tests/conformance/test_penalty.py tests/conformance/test_keys.py tests/conformance/test_adapters.py tests/conformance/test_judged.py tests/conformance/test_worlds.py
 nightly-learn: env-dev
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
 nightly-adapters: $(TRAINER_ENVS)
