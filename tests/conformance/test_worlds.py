@@ -84,8 +84,8 @@ def taskset() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("world", "trainer"),
     [
-        *((world, "trl") for world in ("agent", "terminal", "taskset")),
-        *((world, "verl") for world in ("agent", "terminal")),
+        *((w, t) for t in ("reference", "trl") for w in ("agent", "terminal", "taskset")),
+        *((w, "verl") for w in ("agent", "terminal")),
     ],
 )
 def test_what_was_sampled_is_what_was_trained(
