@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import gem
 from gem.errors import ConfigurationError
-from gem_box.box import PATH
 from gem_box.cli import main as harbor
-from gem_box.dockerfile import Dockerfile, Step
+from gem_box.dockerfile import IMAGES_PATH, Dockerfile, Step
 from gem_box.env import HarborEnv, call
 from gem_box.folders import found, read
 from gem_box.images import used
@@ -143,7 +142,7 @@ ENTRYPOINT []
         Step("env", ("B", "two words"), 4),
         Step("env", ("C", "$A"), 4),
         Step("env", ("D", "1-two words"), 6),
-        Step("env", ("PATH", f"/x:{PATH}"), 6),
+        Step("env", ("PATH", f"/x:{IMAGES_PATH}"), 6),
         Step("env", ("E", "781"), 6),
         Step("env", ("F", "$A"), 6),
         Step("env", ("OLD", "style  value"), 7),

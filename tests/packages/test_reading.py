@@ -15,6 +15,7 @@ READERS = {("json", "loads"), ("json", "load"), ("tomllib", "loads"), ("tomllib"
 HOME = {"gem/json_lines.py": "the one place", "gem/tables.py": "the same for TOML"}
 OWN = {
     "gem/envs/multi/poker_solver.py": "a bundled file",
+    "gem_box/theirs/harbored.py": "what its own caller says",
     "gem_box/within/messages.py": "what the processes of a box say to each other",
     "gem/envs/reasoning_gym_child.py": "keys that the parent process makes",
     "gem/executors/frames.py": "frames; refused with the connection that sent them",
@@ -32,6 +33,7 @@ OWN = {
     "gem/workers/process.py": "lines of its own pool",
     "gem_cpu/cloning.py": "files of a model that it has just made",
     "gem_cpu/tool_lessons.py": "a bundled file",
+    "gem_eval/atif.py": "what it has just written",
     "gem_eval/episode.py": "what its own wrapper has written",
     "gem_eval/inspect_log.py": "what it has just written",
     "gem_tinker/cookbook.py": "what it has just written",
