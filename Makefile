@@ -242,7 +242,7 @@ nightly-own: env-dev
 	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/bench tests/eval tests/packages
 nightly-harbor: env-dev env-harbor
 	$(DEV) $(PYTEST) -m nightly tests/box tests/eval/test_export.py
-nightly-trainers: $(TRAINER_ENVS)
+nightly-trainers: $(TRAINER_ENVS) env-verifiers
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_audits.py tests/conformance/test_passes.py tests/conformance/test_penalty.py tests/conformance/test_keys.py tests/conformance/test_adapters.py tests/conformance/test_judged.py tests/conformance/test_worlds.py
 nightly-learn: env-dev
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn

@@ -144,18 +144,30 @@ def test_an_upper_layer_replaces_and_removes_what_is_below(oci: Oci, packed: str
 
 def test_an_archive_of_docker_save(tmp_path: Path) -> None:
     path = tmp_path / "saved.tar"
-    config = {"architecture": MACHINE, "config": {"Env": ["A=b=c"], "WorkingDir": "/app"}}
+    config: dict[str, Any] = {"architecture": MACHINE}
+    config["config"] = {"Env": ["A=b=c"], "WorkingDir": "/app"}
+    digests = [f"sha256:{hashlib.sha256(layer(each)).hexdigest()}" for each in LAYERS]
+    config["rootfs"] = {"type": "layers", "diff_ids": digests}
     contents = {f"{n}/layer.tar": layer(each) for n, each in enumerate(LAYERS)}
     manifest = [{"Config": "c.json", "RepoTags": ["x:1"], "Layers": list(contents)}]
     contents |= {"c.json": json.dumps(config).encode()}
-    with tarfile.open(path, "w") as tar:
-        for name, content in {**contents, "manifest.json": json.dumps(manifest).encode()}.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+    contents["manifest.json"] = json.dumps(manifest).encode()
+
+    def save() -> None:
+        with tarfile.open(path, "w") as tar:
+            for name, content in contents.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+    save()
     assert files(path) == WANTED
     settings = Layout(path).image("x:1")[1]
     assert (settings.env, settings.workdir) == ({"A": "b=c"}, "/app")
+    contents["1/layer.tar"] = contents["1/layer.tar"][:-512] + b"\1" * 512
+    save()
+    with pytest.raises(ConfigurationError, match=r"1/layer\.tar is damaged"):
+        files(path)
 
 
 def test_the_image_of_this_machine_and_of_this_name_is_taken(oci: Oci) -> None:

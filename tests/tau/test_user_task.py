@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -144,6 +145,21 @@ def test_an_answer_that_the_agent_has_said_or_tried_is_no_fault(server: Stub) ->
     env = asked(server, task="game:GuessTheNumber-v0")
     first, _ = env.reset(seed=3)
     assert str(first).endswith("Start with 10.")
+
+
+def test_what_a_model_said_is_played_again_without_it(server: Stub) -> None:
+    server.answer = saying("", "Count legs.", "Of 8 flatworms.", "###STOP###")
+    env = asked(server)
+    told, infos = [env.reset(seed=3)[0]], []
+    for message in ("Which?", "More?"):
+        observation, *_, info = env.step(message)
+        told.append(observation)
+        infos.append(info)
+    assert len(server.requests) == 4 and infos[-1]["user_ended"] and infos[-1]["user_faults"] == 1
+    again: Any = asked(server).unwrapped
+    again.recorded = [words for info in infos for words in json.loads(info["opponent_said"])]
+    assert [again.reset(seed=3)[0], again.step("Which?")[0], again.step("More?")[0]] == told
+    assert len(server.requests) == 4
 
 
 def test_the_user_ends_the_conversation(server: Stub) -> None:

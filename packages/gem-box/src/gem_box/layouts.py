@@ -66,7 +66,9 @@ class Layout:
         if not self._has("manifest.json"):
             return False
         found = self._json("manifest.json")
-        return isinstance(found, list) and all("Layers" in each for each in found)
+        return isinstance(found, list) and all(
+            isinstance(each, dict) and "Layers" in each for each in found
+        )
 
     def image(self, name: str) -> tuple[list[str], Settings]:
         """Return the names of an image's layers, the lowest first, and its settings.
@@ -86,6 +88,8 @@ class Layout:
             else:
                 manifest = self._of_docker(name)
                 config, layers = self._json(manifest["Config"]), list(manifest["Layers"])
+                for layer, digest in zip(layers, config["rootfs"]["diff_ids"], strict=True):
+                    self._require_whole(layer, digest)
             return layers, self._settings(config)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, ConfigurationError):
@@ -148,17 +152,21 @@ class Layout:
 
     def _blob(self, about: Mapping[str, Any]) -> str:
         """Return the name of a blob whose content is what its digest says."""
-        kind, _, digest = str(about["digest"]).partition(":")
+        name = f"blobs/sha256/{str(about['digest']).removeprefix('sha256:')}"
+        self._require_whole(name, about["digest"])
+        return name
+
+    def _require_whole(self, name: str, digest: str) -> None:
+        """Make sure that a file has the content that its digest says."""
+        kind, _, wanted = digest.partition(":")
         if kind != "sha256":
             raise ConfigurationError(f"{self.path}: digests by {kind} are not supported")
-        name = f"blobs/sha256/{digest}"
         with self._open(name) as file:
             known = hashlib.sha256()
             while block := file.read(1 << 20):
                 known.update(block)
-        if known.hexdigest() != digest:
+        if known.hexdigest() != wanted:
             raise ConfigurationError(f"{self.path}: {name} is damaged")
-        return name
 
     def _has(self, name: str) -> bool:
         return name in self._names if self._archive else (self.path / name).is_file()
@@ -197,7 +205,8 @@ class _Hidden:
 
     def __init__(self) -> None:
         self.paths: set[str] = set()
-        # Folders of which nothing below is seen: whiteouts, files in their place, opaque ones.
+        # Nothing of lower layers is seen below these paths: an upper layer removes the folder, has
+        # a file in its place, or says that it is opaque.
         self.trees: set[str] = set()
 
     def visible(self, members: Sequence[tarfile.TarInfo]) -> set[int]:

@@ -1,7 +1,8 @@
 """`ProvidedBox`: a box of one of Harbor's own providers, such as `docker`, by a trial of Harbor.
 
-Harbor runs in a process of its own, with its own Python: trainers need other versions of what it
-needs. Its agent asks here what to do (`theirs.harbored`), and its verifier gives the reward.
+Harbor runs in a process of its own, with its own Python, because trainers need other versions of
+the packages that it needs. Its agent asks this process what to do (`theirs.harbored`). Its verifier
+gives the reward.
 """
 
 from __future__ import annotations
@@ -277,7 +278,8 @@ class ProvidedBox:
 
         Raises:
             ConfigurationError: The tests write numbers, and none has the name of the reward.
-            UnreachableError: Harbor has no verdict, and not because of what the tests wrote.
+            UnreachableError: Harbor fails. That the tests wrote nothing that can be read is no such
+                failure: then the reward is 0.
         """
         said, told = self._ran("true", 10)
         if told is None:

@@ -20,10 +20,11 @@ class ProvidedEnv(HarborEnv):
 
     Each episode is a trial of Harbor whose agent is the policy: how the box is built, its network,
     its users and limits, and the tests are Harbor's own, so that every task runs that runs there,
-    and earns what it earns there. Where Harbor has no verdict because of what the tests wrote, the
-    reward is 0, with the reason in `info["graded"]`: the policy may have broken them. All else that
-    Harbor fails at is a failure with the cause `sandbox`, never a reward, tests that reach their
-    limit of time among it: it is one of a clock, which also runs while a machine is busy.
+    and earns what it earns there. If the tests write nothing that Harbor can read, the reward is 0,
+    and `info["graded"]` has the reason: the policy may have broken the tests. If Harbor fails in
+    another way, the episode is a failure with the cause `sandbox` and has no reward. Tests that
+    reach their limit of time are such a failure, because the limit is one of a clock, and a clock
+    runs while a machine is busy.
 
     A command has a new shell, which goes on in the last one's folder, with its variables. Needs
     Harbor (Python 3.12), in this Python or the one that the variable `GEM_HARBOR_PYTHON` names.

@@ -1,6 +1,6 @@
 """Episodes as trajectories of ATIF v1.7, the format of Harbor's agents, with their exact tokens.
 
-https://github.com/laude-institute/harbor/blob/main/rfcs/0001-trajectory-format.md. The first
+https://harborframework.com/docs/trajectory-format. The first
 observation is a step of the user, a reply is a step of the agent, and what the environment
 answered is that step's observation. Where tokens are recorded, a reply has the ids of its whole
 prompt, its own and their log-probabilities.

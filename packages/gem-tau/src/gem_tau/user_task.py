@@ -240,11 +240,16 @@ class UserTask(MultiAgentEnv):
 
     def _rules(self) -> str:
         boxed = _BOXED if r"\boxed" in self.task else ""
-        form = boxed if self.form is None else f"{self.form} " if self.form else ""
+        form = boxed if self.form is None else f"{self.form} "
         return _AGENT_RULES.format(form=form)
 
     def _solving_answer(self) -> str:
-        """Return the answer that solves the task in one action, as text, or "" if there is none."""
+        """Return the answer that solves the task in one action, as text, or "" if there is none.
+
+        Of a task that asks a model or starts a box, nothing is known: a try would cost an episode.
+        """
+        if not self.inner.replayable:
+            return ""
         try:
             twin = self.inner.spawn(same_state=True)
         except NotImplementedError:

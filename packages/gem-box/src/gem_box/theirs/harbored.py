@@ -33,7 +33,9 @@ from harbor.trial.trial import Trial
 _LONG_S = 10**6
 _box: contextvars.ContextVar[int] = contextvars.ContextVar("box")
 _calls: "dict[int, asyncio.Queue[dict[str, Any]]]" = {}
-"""By box; those of its agent."""
+"""The calls that the agent of a box has still to answer, by the box's number."""
+_dropping: "set[asyncio.Task[None]]" = set()
+"""Tasks to which nobody else refers."""
 
 
 class Policy(BaseAgent):
@@ -119,7 +121,11 @@ async def _serve(provider: str, folder: str) -> None:
             _calls[number] = asyncio.Queue()
             trials[number] = asyncio.create_task(_play(call, provider, folder))
         elif call["do"] == "drop":
-            asyncio.create_task(_drop(number, trials.pop(number, None)))  # noqa: RUF006
+            task = asyncio.create_task(_drop(number, trials.pop(number, None)))
+            _dropping.add(task)
+            task.add_done_callback(_dropping.discard)
+        elif number not in _calls:
+            _say({"box": number, "failed": "no trial has begun"})
         else:
             await _calls[number].put(call)
     await asyncio.gather(*(_drop(number, trial) for number, trial in trials.items()))
@@ -130,6 +136,7 @@ async def _drop(number: int, trial: "asyncio.Task[None] | None") -> None:
     if trial is not None:
         trial.cancel()
         await asyncio.wait([trial])
+    _calls.pop(number, None)
     _say({"dropped": True})
 
 

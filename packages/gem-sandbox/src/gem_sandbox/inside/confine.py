@@ -125,8 +125,10 @@ def hide() -> None:
 def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent ends; a change of user id undoes this.
 
-    Exits if the parent, of which `parent` is a descriptor (pidfd), has ended already: the kernel
-    tells only those that have asked by then.
+    Exits if the parent has ended already: the kernel kills only processes that asked before.
+
+    Args:
+        parent: A descriptor of the parent (pidfd).
     """
     _prctl(_SET_PDEATHSIG, 9)
     ended = select.poll()
