@@ -188,7 +188,8 @@ def table(
             ratios = sorted(y / x for x, y in zip(before, now, strict=True))
             print(
                 f"{case.driver}, loops {case.loops}, {case.environment}: CPU "
-                f"{median(before):.3f} ms before, {median(now):.3f} now; ratio of {pairs} pairs {median(ratios):.2f} "
+                f"{median(before):.3f} ms before, {median(now):.3f} now; "
+                f"ratio of {pairs} pairs {median(ratios):.2f} "
                 f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
                 flush=True,
             )
