@@ -100,6 +100,49 @@ def test_a_guess_must_be_a_word_only_when_asked_for() -> None:
     assert not guess(env, "dog")[4]["invalid_action"]
 
 
+def test_a_small_vocabulary_is_listed_and_all_of_it_comes_up() -> None:
+    env = make("game:Wordle-v0", word_length=3, vocabulary=8)
+    observation, _ = env.reset(seed=0)
+    assert f"The secret is one of these words: {', '.join(words(3, 8))}.\n" in observation
+    assert len(words(3, 8)) == 8
+    assert set(words(3, 8)) < set(words(3))
+    seen = set()
+    for seed in range(100):
+        env.reset(seed=seed)
+        seen.add(env.secret)
+    assert seen == set(words(3, 8))
+    assert "one of these" not in make("game:Wordle-v0").reset(seed=0)[0]
+
+
+def test_with_a_small_vocabulary_random_guesses_and_required_ones_are_of_it() -> None:
+    env = make("game:Wordle-v0", word_length=3, vocabulary=8, require_word=True)
+    env.reset(seed=0)
+    drawn = {env.sample_random_action()[7:-1] for _ in range(100)}
+    assert drawn == set(words(3, 8))
+    outside = next(word for word in words(3) if word not in words(3, 8))
+    assert guess(env, outside)[4]["invalid_action"]
+
+
+@pytest.mark.parametrize("require_word", [False, True])
+def test_the_oracle_needs_few_guesses_in_a_small_vocabulary(require_word: bool) -> None:
+    env = make("game:Wordle-v0", word_length=3, vocabulary=8, max_turns=4, require_word=require_word)
+    for seed in range(50):
+        env.reset(seed=seed)
+        over = False
+        while not over:
+            _, _, terminated, truncated, info = env.step(env.oracle_action())
+            over = terminated or truncated
+        assert info["success"]
+
+
+@pytest.mark.parametrize(("length", "vocabulary"), [(3, 276), (3, 1), (None, 276), (4, 922)])
+def test_a_vocabulary_that_the_list_does_not_have_is_refused(
+    length: int | None, vocabulary: int
+) -> None:
+    with pytest.raises(gem.errors.ConfigurationError, match="vocabulary"):
+        make("game:Wordle-v0", word_length=length, vocabulary=vocabulary)
+
+
 def test_the_word_list_is_what_its_readme_says() -> None:
     listed = files("gem").joinpath("data/words.txt").read_text(encoding="ascii").split()
     assert listed == sorted(set(listed), key=lambda word: (len(word), word))
@@ -120,7 +163,7 @@ def test_the_oracle_finds_every_word_in_time(length: int, limit: int, require_wo
     for _ in range(limit):
         following = []
         for group in groups:
-            guessed = splitting_guess(group, require_word)
+            guessed = splitting_guess(group, words(length) if require_word else None)
             if require_word:
                 assert guessed in words(length)
             by_marks: dict[str, list[str]] = {}
@@ -135,7 +178,7 @@ def test_the_oracle_finds_every_word_in_time(length: int, limit: int, require_wo
 def test_families_of_words_are_split_instead_of_tried_one_by_one() -> None:
     family = [w for w in words(3) if w[1:] == "AT"]
     assert len(family) >= 9
-    guessed = splitting_guess(family, require_word=False)
+    guessed = splitting_guess(family, None)
     groups = Counter(mark(guessed, word) for word in family)
     assert max(groups.values()) <= len(family) - 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 
 from gem.envs.games.base import MAX_TURNS, SUCCESS_REWARD, Game, Outcome, boxed, letters, refused
 from gem.envs.games.words import words_of_length
@@ -12,10 +12,21 @@ from gem.parameters import flag, integer, optional
 
 LENGTHS = (3, 7)
 """Shortest and longest words of the bundled list."""
+_DRAWN_LENGTHS = (3, 4, 5)
 
 
-words = partial(words_of_length, False)
-"""Returns the common words of one length, upper case, in alphabetical order."""
+@cache
+def words(length: int, vocabulary: int | None = None) -> tuple[str, ...]:
+    """Return the common words of one length, upper case, in alphabetical order.
+
+    Args:
+        length: Letters of each.
+        vocabulary: How many, from all over the list; all when None.
+    """
+    every = words_of_length(False, length)
+    if vocabulary is None:
+        return every
+    return tuple(every[i * len(every) // vocabulary] for i in range(vocabulary))
 
 
 class Wordle(Game[str]):
@@ -41,6 +52,7 @@ class Wordle(Game[str]):
         max_turns: int | None = 20,
         *,
         require_word: bool = False,
+        vocabulary: int | None = None,
         format_error_ends: bool = True,
         seed: int | None = None,
     ) -> None:
@@ -51,6 +63,9 @@ class Wordle(Game[str]):
             max_turns: Guesses allowed; five times the word length when None.
             require_word: Whether a guess must be in the bundled word list; any other guess is
                 then an invalid action.
+            vocabulary: Words that can be the secret, from 2 on; the instructions list them. A
+                game with few of them is easier. All words of the bundled list when None, which
+                are too many to list.
             format_error_ends: See `Game`.
             seed: Seed of the first `reset` that is not given one.
 
@@ -61,27 +76,38 @@ class Wordle(Game[str]):
         self._given_length = optional(integer, "word_length", word_length, *LENGTHS)
         self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         self.require_word = flag("require_word", require_word)
+        lengths = (self._given_length,) if self._given_length else _DRAWN_LENGTHS
+        self.vocabulary = optional(
+            integer, "vocabulary", vocabulary, 2, min(len(words(length)) for length in lengths)
+        )
 
     def _start(self) -> None:
-        self.word_length = self._given_length or self.rng.randint(3, 5)
+        self.word_length = self._given_length or self.rng.choice(_DRAWN_LENGTHS)
         self.max_turns = self._given_turns or 5 * self.word_length
-        self.secret = self.rng.choice(words(self.word_length))
+        self.words = words(self.word_length, self.vocabulary)
+        self.secret = self.rng.choice(self.words)
         self.history: dict[str, str] = {}
         self.green: set[int] = set()
         self.expected = f"a word of {self.word_length} letters"
-        self.example = boxed(words(self.word_length)[0])
+        self.example = boxed(self.words[0])
 
     def _instructions(self) -> str:
         return (
             "You are playing Wordle.\n"
             f"You have to guess the secret {self.word_length}-letter word within "
             f"{self.max_turns} turns.\n"
+            f"{self._listed()}"
             "After you enter your guess, it is marked as follows:\n"
             "  - G (green): correct letter in the correct position\n"
             "  - Y (yellow): letter exists in the word but in the wrong position\n"
             "  - X (wrong): letter is not in the word\n"
             f"{self._how_to_answer()}."
         )
+
+    def _listed(self) -> str:
+        if self.vocabulary is None:
+            return ""
+        return f"The secret is one of these words: {', '.join(self.words)}.\n"
 
     def _parse(self, content: str) -> str | None:
         return letters(content)
@@ -92,7 +118,7 @@ class Wordle(Game[str]):
             return refused(
                 f"{said} {len(move)} letter(s), but the secret word has {self.word_length}."
             )
-        if self.require_word and move not in words(self.word_length):
+        if self.require_word and move not in self.words:
             return refused(f"{said} {move}, which is not in the word list.")
         if move in self.history:
             return refused(f"{said} {move}, which has been already guessed before.")
@@ -109,7 +135,7 @@ class Wordle(Game[str]):
         return f"{self.word_length} letters; guesses: {guesses or 'none'}"
 
     def _random_move(self) -> str:
-        choices = words(self.word_length)
+        choices = self.words
         move = self.action_rng.choice(choices)
         # Guesses outside the list only make the loop end sooner than it must.
         while move in self.history and len(self.history) < len(choices):
@@ -117,7 +143,7 @@ class Wordle(Game[str]):
         return move
 
     def _oracle_move(self) -> str:
-        return next_guess(self.word_length, self.history, self.require_word)
+        return next_guess(self.words, self.history, self.require_word)
 
 
 def mark(guess: str, secret: str) -> str:
@@ -135,25 +161,32 @@ def mark(guess: str, secret: str) -> str:
     return marks
 
 
-def next_guess(length: int, history: Mapping[str, str], require_word: bool) -> str:
-    """Return a guess that narrows down the words agreeing with `history` (guess to feedback)."""
+def next_guess(choices: tuple[str, ...], history: Mapping[str, str], require_word: bool) -> str:
+    """Return a guess that narrows down the words agreeing with `history` (guess to feedback).
+
+    Args:
+        choices: Words that can be the secret.
+        history: Guesses so far, each with its feedback.
+        require_word: Whether a guess must be one of `choices`.
+    """
     if not history:
-        return _first_guess(length, require_word)
-    possible = [w for w in words(length) if all(mark(g, w) == m for g, m in history.items())]
-    return splitting_guess(possible, require_word)
+        return _first_guess(choices, require_word)
+    possible = [w for w in choices if all(mark(g, w) == m for g, m in history.items())]
+    return splitting_guess(possible, choices if require_word else None)
 
 
 @cache
-def _first_guess(length: int, require_word: bool) -> str:
-    return splitting_guess(words(length), require_word)
+def _first_guess(choices: tuple[str, ...], require_word: bool) -> str:
+    return splitting_guess(choices, choices if require_word else None)
 
 
-def splitting_guess(possible: Sequence[str], require_word: bool) -> str:
+def splitting_guess(possible: Sequence[str], allowed: Sequence[str] | None) -> str:
     """Return a guess after which few of the `possible` words (at least one) remain.
 
     A family such as CAT, HAT, MAT would cost one guess a word if only possible words were tried.
     So the best of them competes with a guess made of the letters that tell the words apart best:
-    one that occurs in half of them halves them.
+    one that occurs in half of them halves them. Such a guess is one of the `allowed` words, or any
+    string of letters where these are None.
     """
     if len(possible) <= 2:
         return possible[0]
@@ -168,8 +201,8 @@ def splitting_guess(possible: Sequence[str], require_word: bool) -> str:
         return max(Counter(mark(guess, word) for word in possible).values())
 
     hit = max(possible, key=told_apart)
-    if require_word:
-        probe = max(words(length), key=told_apart)
+    if allowed is not None:
+        probe = max(allowed, key=told_apart)
     else:
         probe = "".join(sorted(value, key=lambda c: (-value[c], c))[:length]).ljust(length, hit[0])
     return min(hit, probe, key=largest_group)
