@@ -170,3 +170,67 @@ def test_finding_operations_visits_every_node_a_few_times(monkeypatch: pytest.Mo
 )
 def test_one_brace_too_many_at_the_end_is_left_out(prediction: str, gold: str, right: bool) -> None:
     assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("=45", "45", True),
+        ("=40+5", "45", False),
+        ("= 45 = 44", "45", False),
+        ("==45", "45", False),
+        ("x: 3, y: 7", "x=3, y=7", True),
+        (r"\{x: 3, y: 7\}", "x=3, y=7", True),
+        ("x: 7, y: 3", "x=3, y=7", False),
+        ("x: 1+2, y: 7", "x=3, y=7", False),
+        # Ratios, not names with values.
+        ("x: 3", "3", False),
+        ("2: 3, 4: 5", "3, 5", False),
+        (r"\left(\begin{array}{cc} a & b \\ c & d \end{array}\right)",
+         r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}", True),
+        (r"\left[\begin{array}{c} 1+1 \\ 2 \end{array}\right]", "(2,2)", False),
+        (r"\left(\begin{array}{c|c} 1 & 2 \end{array}\right)", "(1,2)", False),
+        (r"\left|\begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array}\right|", "-2", False),
+    ],
+)  # fmt: skip
+def test_an_equals_sign_in_front_colons_and_arrays(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("1又1/2", r"\frac32", True),
+        (r"2又\frac{1}{3}", r"\frac73", True),
+        ("1又200", "1200", False),
+        ("12元", "12", True),
+        ("12万元", "12", False),
+        ("12个半", "12", False),
+        ("第5名", "5", False),
+        ("5千米", r"5\text{ km}", True),
+        ("5千米", r"5\text{ kg}", False),
+        ("x=1或x=2", "1, 2", True),
+        ("5または6", "6", False),
+        ("x>1且x<3", "(1,3)", True),
+    ],
+)
+def test_chinese_and_japanese_words_that_are_notation(
+    prediction: str, gold: str, right: bool
+) -> None:
+    assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("true", "Yes", True),
+        ("No.", "False", True),
+        ("no", "true", False),
+        ("DNE", r"\text{does not exist}", True),
+        ("undefined", "does not exist", True),
+        ("DNE", "0", False),
+        ("no", "does not exist", False),
+    ],
+)
+def test_words_that_say_the_same_are_equal(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold).correct is right

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gem_math.cleaning import expanded
-from gem_math.relations import conjunction, equal, inequality, name_of
+from gem_math.relations import conjunction, equal, inequality, labelled, name_of
 from gem_math.tree import (
     FIXED,
     MAX_HEIGHT,
@@ -54,6 +54,7 @@ _ELLIPSIS = re.compile(r"\s*\\ldots(?![a-zA-Z])")
 _SUBSCRIPT = re.compile(
     r"\s*_\s*(?:\{\s*\\?([a-zA-Z0-9, ]{1,20})\s*\}|\\([a-zA-Z]+)|([a-zA-Z0-9]))"
 )
+_COLUMNS = re.compile(r"\s*\{[\slcr]+\}")
 _INDEX = re.compile(r"\d{1,3}(?![\d.])")
 # A name left of an equals sign: `f(x)`, `f^{-1}(x)`, `AB`, `Area`.
 _NAMED = re.compile(
@@ -222,7 +223,7 @@ class _Reader:
             return Node("union", tuple(items))
         if joints <= _AND and len(items) == 2:
             return conjunction(*items) or Node("list", tuple(items))
-        return Node("list", tuple(items))
+        return Node("list", labelled(items))
 
     def item(self) -> list[Node]:
         """Parse one item; return two, with the upper and the lower signs, if it contains ±."""
@@ -237,7 +238,8 @@ class _Reader:
         return items
 
     def relation(self) -> Node:
-        self.take("\\approx")
+        if not self.take("\\approx"):
+            self.take("=")
         named = _NAMED.match(self.text, self.start)
         name = ""
         if named is not None and self.kind == "name":
@@ -622,8 +624,8 @@ class _Reader:
         self.need(closer)
         if opener == "{" and items:
             # LaTeX does not print braces without backslashes: this may be a set or a tuple.
-            return items[0] if len(items) == 1 else Node("list", tuple(items))
-        return Node("set", tuple(items))
+            return items[0] if len(items) == 1 else Node("list", labelled(items))
+        return Node("set", labelled(items))
 
     def one(self) -> list[Node]:
         return [self.relation()]
@@ -637,7 +639,10 @@ class _Reader:
 
     def matrix(self) -> Node:
         kind = self.environment()
-        if kind not in ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix"):
+        columns = _COLUMNS.match(self.text, self.end) if kind == "array" else None
+        if columns:
+            self.end = columns.end()
+        elif kind not in ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix"):
             raise UnreadableError(self.text)
         self.brackets += 1
         self.advance()

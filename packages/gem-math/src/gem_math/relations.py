@@ -102,6 +102,15 @@ def _absolute(sides: list[Node], sign: str, infinity: Node) -> Node:
     return Node("union", (low, high))
 
 
+def labelled(items: list[Node]) -> tuple[Node, ...]:
+    """Return the items of a list; `x: 3, y: 7` is x=3, y=7 if the names are different."""
+    names = [item.args[0] for item in items if item.kind == "ratio" and len(item.args) == 2]
+    distinct = len(set(names)) == len(items) > 1
+    if not distinct or not all(name.kind == "symbol" and name_of(name) for name in names):
+        return tuple(items)
+    return tuple(Node("named", (name_of(item.args[0]), item.args[1])) for item in items)
+
+
 def name_of(node: Node) -> str:
     """Return a left side as a name, such as x, (x, y), |AB|, AB/CD; '' if it is not a name."""
     if node.kind == "symbol":
