@@ -210,7 +210,7 @@ def _gold_reading(gold: str) -> _Reading:
 
 def _read(text: str) -> _Reading:
     cleaned = phrases.cardinal(clean(phrases.without_phrase(text)))
-    compact = _SPACES.sub("", cleaned)
+    compact = _SPACES.sub("", cleaned).replace("{,}", ",")
     node, problem, words = None, "", ""
     try:
         node = notation.read(cleaned)

@@ -44,7 +44,7 @@ _TOKEN = re.compile(
     r"|(?P<sign>\*\*|<=|>=|!=|==|[-+*/^_!=<>()\[\]{},;:|%&'])"
     r")"
 )
-_GROUPED = re.compile(r"\s*(\d{1,3}(?:,\d{3})+(?:\.\d+)?)(?!\d)")
+_GROUPED = re.compile(r"\s*([1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?)(?!\d)")
 _REPEATING = re.compile(r"\s*(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
 _MIXED = re.compile(
     r"\s*(?:\\[dtc]?frac\s*(?:\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)|\d+\s*/\s*\d+)"
@@ -56,9 +56,10 @@ _SUBSCRIPT = re.compile(
 )
 _COLUMNS = re.compile(r"\s*\{[\slcr]+\}")
 _INDEX = re.compile(r"\d{1,3}(?![\d.])")
-# A name left of an equals sign: `f(x)`, `f^{-1}(x)`, `AB`, `Area`.
+# A name left of an equals sign: `f(x)`, `f_1(x)`, `f^{-1}(x)`, `AB`, `Area`.
 _NAMED = re.compile(
-    r"\s*(?:[a-zA-Z]\s*(?:\^\s*(?:\{\s*\(?-?\w{1,3}\)?\s*\}|-?\d)\s*)?'{0,3}\s*"
+    r"\s*(?:[a-zA-Z]\s*(?:_\s*(?:\{[^{}]{1,20}\}|[a-zA-Z0-9])\s*)?"
+    r"(?:\^\s*(?:\{\s*\(?-?\w{1,3}\)?\s*\}|-?\d)\s*)?'{0,3}\s*"
     r"\(\s*[a-zA-Z0-9]+(?:\s*,\s*[a-zA-Z0-9]+)*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})"
     r"\s*(?==(?!=)|\\approx(?![a-zA-Z]))"
 )
@@ -74,8 +75,9 @@ _FAMILY = re.compile(
 
 _RELATIONS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=",
-    "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\ge": ">=", "\\geq": ">=",
-    "\\geqslant": ">=", "\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=", "\\approx": "~",
+    "\\le": "<=", "\\leq": "<=", "\\leqq": "<=", "\\leqslant": "<=", "\\ge": ">=",
+    "\\geq": ">=", "\\geqq": ">=", "\\geqslant": ">=", "\\lt": "<", "\\gt": ">",
+    "\\ne": "!=", "\\neq": "!=", "\\approx": "~",
 }  # fmt: skip
 _SIGNS = {"+": 1, "-": -1, "\\pm": 1, "\\mp": -1}
 _PRODUCTS = frozenset({"*", "\\cdot", "\\times", "\\ast"})
@@ -118,14 +120,12 @@ def read(cleaned: str) -> Node:
         text = text[: family.start()] if family else text
         member = _MEMBER.match(text)
         text = text[member.end() :] if member else text
+    whole = text
     text, unit = expanded(text)
-    reader = _Reader(text)
-    try:
-        node = reader.read()
-    except RecursionError:
-        raise TooComplexError("nested too deeply") from None
-    if reader.tokens > MAX_HEIGHT // 2:
-        size(node)
+    node = _node(text)
+    if len(unit) == 1 and unit.isalpha() and symbols(node) and whole.rstrip().endswith(f" {unit}"):
+        # Beside variables, a letter is one too: the h of `R^2 h`.
+        node, unit = _node(f"{text} {unit}"), ""
     if family:
         parameter = family[1] or family[2] or family[3]
         if unit or parameter not in symbols(node):
@@ -136,6 +136,17 @@ def read(cleaned: str) -> Node:
     if member:
         node = Node("named", (member[1], node))
     return Node("choice", (choice[1] or choice[2], node)) if choice else node
+
+
+def _node(text: str) -> Node:
+    reader = _Reader(text)
+    try:
+        node = reader.read()
+    except RecursionError:
+        raise TooComplexError("nested too deeply") from None
+    if reader.tokens > MAX_HEIGHT // 2:
+        size(node)
+    return node
 
 
 class _Reader:
