@@ -44,10 +44,6 @@ PUNCTURED = r"\mathbb{R}\setminus\{0\}"
 EQUAL = [
     (PUNCTURED, r"(-\infty,0)\cup(0,\infty)"),
     (r"2\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\4\end{pmatrix}"),
-    (
-        r"\left[\begin{array}{cc}1&2\\3&4\end{array}\right]",
-        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
-    ),
 ]
 
 

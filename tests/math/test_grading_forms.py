@@ -170,3 +170,138 @@ def test_finding_operations_visits_every_node_a_few_times(monkeypatch: pytest.Mo
 )
 def test_one_brace_too_many_at_the_end_is_left_out(prediction: str, gold: str, right: bool) -> None:
     assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("=45", "45", True),
+        ("=40+5", "45", False),
+        ("= 45 = 44", "45", False),
+        ("==45", "45", False),
+        ("x: 3, y: 7", "x=3, y=7", True),
+        (r"\{x: 3, y: 7\}", "x=3, y=7", True),
+        ("x: 7, y: 3", "x=3, y=7", False),
+        ("x: 1+2, y: 7", "x=3, y=7", False),
+        # Ratios, not names with values.
+        ("x: 3", "3", False),
+        ("2: 3, 4: 5", "3, 5", False),
+        (r"\left(\begin{array}{cc} a & b \\ c & d \end{array}\right)",
+         r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}", True),
+        (r"\left[\begin{array}{c} 1+1 \\ 2 \end{array}\right]", "(2,2)", False),
+        (r"\left(\begin{array}{c|c} 1 & 2 \end{array}\right)", "(1,2)", False),
+        (r"\left|\begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array}\right|", "-2", False),
+    ],
+)  # fmt: skip
+def test_an_equals_sign_in_front_colons_and_arrays(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("1又1/2", r"\frac32", True),
+        (r"2又\frac{1}{3}", r"\frac73", True),
+        ("1又200", "1200", False),
+        ("12元", "12", True),
+        ("12万元", "12", False),
+        ("12个半", "12", False),
+        ("第5名", "5", False),
+        ("5千米", r"5\text{ km}", True),
+        ("5千米", r"5\text{ kg}", False),
+        ("x=1或x=2", "1, 2", True),
+        ("5または6", "6", False),
+        ("x>1且x<3", "(1,3)", True),
+    ],
+)
+def test_chinese_and_japanese_words_that_are_notation(
+    prediction: str, gold: str, right: bool
+) -> None:
+    assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("true", "Yes", True),
+        ("No.", "False", True),
+        ("no", "true", False),
+        ("DNE", r"\text{does not exist}", True),
+        ("undefined", "does not exist", True),
+        ("DNE", "0", False),
+        ("no", "does not exist", False),
+    ],
+)
+def test_words_that_say_the_same_are_equal(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("1 < x < 2", "(1, 2)", True),
+        ("1 < x < 2", r"x>1 \land x<2", True),
+        (r"1 \leqq x < 2", "x>=1 and x<2", True),
+        ("1 < x < 2", "1, 2", False),
+        ("1 < x < 2", "x = 1, x = 2", False),
+        ("1, 2", "1 < x < 2", False),
+        ("1 < x < 2", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", False),
+        # A letter beside variables is one too; beside numbers it may be hours.
+        (r"\frac23 h R^2", r"\frac{2}{3} R^2 h", True),
+        (r"\frac23 R^2", r"\frac{2}{3} R^2 h", False),
+        ("2n+3", "2n + 3 m", False),
+        (r"\frac{8h}{5}", r"\frac{8}{5} h", True),
+        (r"\frac{8h+h}{5}", r"\frac{9}{5} h", False),
+        ("5", "5 h", True),
+        # A group of digits does not begin with 0.
+        ("0,001", "1", False),
+        (r"0{,}125", "125", False),
+        ("0 125", "125", False),
+        ("10,001", "10001", True),
+        ("2,5", "2{,}5", True),
+        ("5,2", "2{,}5", False),
+        (r"k_{\max}(n) = 2n", "2n", True),
+        (r"k_{\max}(n) = 2n", r"k_{\min}(n) = 2n", False),
+        ("φ+γ", r"\gamma+\varphi", True),
+        ("φ", r"\psi", False),
+    ],
+)
+def test_inequalities_letters_and_groups_of_digits(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        (r"60^\circ", r"\frac{\pi}{3}", True),
+        (r"\frac{\pi}{3}", r"60^\circ", True),
+        (r"\frac{\pi}{3}", "60 degrees", True),
+        (r"45^\circ", r"\frac{\pi}{3}", False),
+        (r"60", r"\frac{\pi}{3}", False),
+        (r"90^\circ-30^\circ", r"\frac{\pi}{3}", False),
+        (r"\frac{\pi}{6}+\frac{\pi}{6}", r"60^\circ", False),
+        (r"60^\circ", r"60\pi", False),
+    ],
+)
+def test_degrees_are_radians_where_the_other_side_has_pi(
+    prediction: str, gold: str, right: bool
+) -> None:
+    assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "right"),
+    [
+        ("The answer is **5**.", True),
+        ("**Answer:** 5", True),
+        ("**Answer:** **5**", True),
+        ("The answer is **not 5**.", False),
+        ("答案为 5", True),
+        ("最终答案：5", True),
+        ("答案不是 5", False),
+        ("答案是5或6", False),
+        ("4、5", False),
+    ],
+)
+def test_an_answer_behind_what_introduces_it(prediction: str, right: bool) -> None:
+    assert grade(prediction, "5").correct is right

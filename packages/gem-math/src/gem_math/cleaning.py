@@ -13,6 +13,7 @@ from gem_math.vocabulary import (
     REST,
     SCALES,
     UNITS,
+    WIDE_UNITS,
     changes_number,
     is_counted,
     is_notation,
@@ -38,8 +39,9 @@ _TEXT = re.compile(
     r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname|"
     r"boldsymbol|bm|vec|underline|boxed|fbox)\*?\s*\{([^{}]*)\}"
 )
-_DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[, ]|,?\\!\s*|\\;)(?=\d{3}(?!\d))")
-_SPACED_DIGITS = re.compile(r"[+-]?\d{1,3}(?: \d{3})+")
+# Digits in groups, unless a 0 stands in front: `0,125` may be a decimal.
+_DIGIT_GROUPS = re.compile(r"(?<=\d)(?<!(?<!\d)0)(?:\{,\}|,?\\[, ]|,?\\!\s*|\\;)(?=\d{3}(?!\d))")
+_SPACED_DIGITS = re.compile(r"[+-]?[1-9]\d{0,2}(?: \d{3})+")
 # Two backslashes for one: the text was escaped twice.
 _ESCAPED_TWICE = re.compile(r"\\\\(?=[a-zA-Z]{2})")
 _PRIMES = re.compile(r"\^\s*(?:\{\s*((?:\\prime\s*)+)\}|(\\prime)(?![a-zA-Z]))")
@@ -57,15 +59,21 @@ _TEMPERATURE = re.compile(r"\\deg\s*([CF])$")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])|°|º")
 _SUPERSCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta", "η": "eta",
+    "θ": "theta", "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "π": "pi",
+    "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "ϕ": "phi", "χ": "chi", "ψ": "psi",
+    "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Φ": "Phi",
+    "Ψ": "Psi", "Ω": "Omega",
+}  # fmt: skip
 _CHARACTERS = str.maketrans(
     {
         "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "⁄": "/",
         "∕": "/", "≈": "\\approx ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ",
-        "π": "\\pi ",
         "√": " sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ",
-        "ℝ": "\\mathbb{R} ", "，": ",", "（": "(", "）": ")", "θ": "\\theta ", "α": "\\alpha ",
-        "β": "\\beta ", "λ": "\\lambda ", "′": "'", "″": "''",
-        "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
+        "ℝ": "\\mathbb{R} ", "，": ",", "（": "(", "）": ")", "′": "'", "″": "''",
+        **{letter: f"\\{name} " for letter, name in _GREEK.items()},
+        "、": ",", "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
     }
 )  # fmt: skip
 _REALS = re.compile(r"\\mathbb\s*\{?R\}?|\ball real numbers\b")
@@ -76,6 +84,9 @@ _MIXED = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])")
 _HALF_OF_DAY = re.compile(r"(\d:\d\d|^\d{1,2}(?= )|\d(?= ?[ap]\.)) ?([ap])\.? ?m$", re.IGNORECASE)
 # Chinese and Japanese words behind a number, unless they change it.
 _WIDE_UNIT = re.compile(r"(?<=[\d)}])\s*[\u4e00-\u9fff]{1,6}$")
+# `1又1/2` is a mixed number; `x=1或x=2`, `x=1またはx=2` and `x=1且y=2` are lists.
+_WIDE_MIXED = re.compile(r"(?<=\d)\s*又\s*(?=\\[dtc]?frac(?![a-z])|\d+\s*/\s*\d)")
+_WIDE_OR, _WIDE_AND = re.compile(r"或者?|または|또는"), re.compile(r"并且|而且|且|かつ")
 _WIDE_CHANGES = frozenset(
     "一二三四五六七八九十百千万亿億兆半倍分成多余餘点點又和或不非无無约約几幾"
 )
@@ -91,6 +102,7 @@ def clean(text: str) -> str:
     text = unwrapped(text)
     if not text.isascii():
         text = _MIXED.sub(" ", text)
+        text = _WIDE_OR.sub(" or ", _WIDE_AND.sub(" and ", _WIDE_MIXED.sub(" ", text)))
         text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)
         text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
     if "\\" in text:
@@ -147,6 +159,8 @@ def expanded(cleaned: str) -> tuple[str, str]:
     if last == "M" and text[-3:] in ("\\AM", "\\PM"):
         return text[:-3], text[-2:]
     wide = None if text.isascii() else _WIDE_UNIT.search(text)
+    if wide and wide[0].strip() in WIDE_UNITS:
+        return text[: wide.start()], WIDE_UNITS[wide[0].strip()]
     if wide and _WIDE_CHANGES.isdisjoint(wide[0]):
         return text[: wide.start()], f"?{wide[0].strip()}"
     marked = _MARKED.search(text) if last == "'" else None

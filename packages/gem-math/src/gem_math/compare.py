@@ -10,6 +10,7 @@ from gem_math.tree import (
     Node,
     TooComplexError,
     Work,
+    has_pi,
     renamed,
     size,
     substitute,
@@ -239,6 +240,11 @@ def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
         return _same(value, right, work)
     if unit and expected:
         return False
+    if "degree" in (unit, expected):
+        angle, other = (value, right) if unit else (right, value)
+        expressions = {other.kind, angle.kind} <= _EXPRESSIONS
+        if expressions and has_pi(other) and same_value(Node("degrees", (angle,)), other, work):
+            return True
     if "%" in (unit, expected):
         percent, other = (value, right) if unit else (right, value)
         hundredth = Node("divide", (percent, Node("number", (Fraction(100), 0))))
@@ -391,6 +397,8 @@ def _same_ordered(answer: Node, gold: Node, work: Work) -> bool:
     """Compare tuples and intervals in order; a list without brackets may stand for a tuple."""
     (items, brackets), (others, expected) = _ordered(answer), _ordered(gold)
     bare = "" in (brackets, expected)
+    if not bare:
+        brackets, expected = (each.replace("<>", "()") for each in (brackets, expected))
     if brackets != expected and not (bare and "()" in (brackets, expected)):
         return False
     return _all_same(items, others, work)

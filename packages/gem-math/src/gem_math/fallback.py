@@ -34,13 +34,13 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\}(?:\s*\{[\sc
 _FORM = (GREEK | FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lcm"}) | words("""
     frac dfrac tfrac cfrac sqrt pi infty cdot times pm mp begin end row dollar deg circ prime
     mathbb mathcal overline bar hat vec overrightarrow in notin cup cap setminus subset emptyset
-    varnothing mid vert lvert rvert langle rangle lbrace rbrace lbrack rbrack le leq leqslant ge
-    geq geqslant lt gt ne neq cdots ldots dots forall exists colon ell quad
+    varnothing mid vert lvert rvert langle rangle lbrace rbrace lbrack rbrack le leq leqq leqslant
+    ge geq geqq geqslant lt gt ne neq cdots ldots dots forall exists colon ell quad
 """)
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Marks that math-verify leaves out: primes behind what is no name, and what goes on.
 _DROPPED = re.compile(r"[^a-zA-Z\s'\"]\s*['\"]|\\[lc]?dots(?![a-zA-Z])")
-_GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"(?<=\d)(?<!(?<!\d)0),(?=\d{3}(?!\d))")
 _BRACKETED = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _SEPARATOR = re.compile(r"[,;&]|\\row|\\lor|\\vee|\\wedge|\\land|\b(?:or|and)\b")
 _EQUALITY = re.compile(r"(?<![<>!=])=")

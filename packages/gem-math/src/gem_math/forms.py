@@ -18,10 +18,12 @@ from typing import NamedTuple
 
 from gem_math.notation import read
 from gem_math.tree import (
+    PI,
     Node,
     TooComplexError,
     UnreadableError,
     Work,
+    has_pi,
     integer,
     nodes,
     symbols,
@@ -107,7 +109,7 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
         shown -= _in_text(gold) if isinstance(gold, str) else set()
         if shown:
             return min(shown)
-    answer, gold = _readable(answer), _readable(gold)
+    answer, gold = _readable(answer), _without_unit(_readable(gold), answer)
     if answer == gold or (not isinstance(answer, str) and answer.kind == "number"):
         return None
     if (
@@ -127,6 +129,17 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
     if isinstance(gold, Node) and isinstance(answer, Node) and _is_uncancelled(answer, gold):
         return "quotient"
     return None
+
+
+def _without_unit(gold: Node | str, answer: Node | str) -> Node | str:
+    """Return the gold as the answer reads its unit: degrees as radians, `8/5 h` as a product."""
+    if isinstance(gold, str) or isinstance(answer, str):
+        return gold
+    if gold.kind == "degrees" or (gold.kind == "measure" and gold.args[1] == "degree"):
+        return Node("multiply", (gold.args[0], PI)) if has_pi(answer) else gold
+    if gold.kind == "measure" and gold.args[1] in symbols(answer):
+        return Node("multiply", (gold.args[0], Node("symbol", (gold.args[1],))))
+    return gold
 
 
 def _readable(answer: Node | str) -> Node | str:

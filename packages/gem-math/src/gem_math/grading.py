@@ -49,6 +49,8 @@ _EDGES = " ().,:;?"
 _LETTER = re.compile(r"[^\W\d_]")
 # Letters of choices, and of true, false, yes and no; the case of other symbols matters.
 _CASELESS = frozenset("abcdefghijtfyn")
+# Words that say the same of a statement or a value.
+_SYNONYMS = {"yes": "true", "no": "false", "undefined": "dne", "does not exist": "dne"}
 _WORD = re.compile(r"[^\W\d_]{2}")
 _SPACES = re.compile(r"(?<!\d) | (?!\d)")
 
@@ -208,7 +210,7 @@ def _gold_reading(gold: str) -> _Reading:
 
 def _read(text: str) -> _Reading:
     cleaned = phrases.cardinal(clean(phrases.without_phrase(text)))
-    compact = _SPACES.sub("", cleaned)
+    compact = _SPACES.sub("", cleaned).replace("{,}", ",")
     node, problem, words = None, "", ""
     try:
         node = notation.read(cleaned)
@@ -221,6 +223,7 @@ def _read(text: str) -> _Reading:
         bare = folded.strip(_EDGES)
         if node is None:
             words = bare.rstrip("!" + _EDGES)
+            words = _SYNONYMS.get(words, words)
         elif _LETTER.fullmatch(bare):
             words = bare if bare in _CASELESS else ""
         elif _WORD.search(cleaned):

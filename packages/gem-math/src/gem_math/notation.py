@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gem_math.cleaning import expanded
-from gem_math.relations import conjunction, equal, inequality, name_of
+from gem_math.relations import conjunction, equal, inequality, labelled, name_of
 from gem_math.tree import (
     FIXED,
     MAX_HEIGHT,
@@ -44,7 +44,7 @@ _TOKEN = re.compile(
     r"|(?P<sign>\*\*|<=|>=|!=|==|[-+*/^_!=<>()\[\]{},;:|%&'])"
     r")"
 )
-_GROUPED = re.compile(r"\s*(\d{1,3}(?:,\d{3})+(?:\.\d+)?)(?!\d)")
+_GROUPED = re.compile(r"\s*([1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?)(?!\d)")
 _REPEATING = re.compile(r"\s*(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
 _MIXED = re.compile(
     r"\s*(?:\\[dtc]?frac\s*(?:\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)|\d+\s*/\s*\d+)"
@@ -54,10 +54,12 @@ _ELLIPSIS = re.compile(r"\s*\\ldots(?![a-zA-Z])")
 _SUBSCRIPT = re.compile(
     r"\s*_\s*(?:\{\s*\\?([a-zA-Z0-9, ]{1,20})\s*\}|\\([a-zA-Z]+)|([a-zA-Z0-9]))"
 )
+_COLUMNS = re.compile(r"\s*\{[\slcr]+\}")
 _INDEX = re.compile(r"\d{1,3}(?![\d.])")
-# A name left of an equals sign: `f(x)`, `f^{-1}(x)`, `AB`, `Area`.
+# A name left of an equals sign: `f(x)`, `f_1(x)`, `f^{-1}(x)`, `AB`, `Area`.
 _NAMED = re.compile(
-    r"\s*(?:[a-zA-Z]\s*(?:\^\s*(?:\{\s*\(?-?\w{1,3}\)?\s*\}|-?\d)\s*)?'{0,3}\s*"
+    r"\s*(?:[a-zA-Z]\s*(?:_\s*(?:\{[^{}]{1,20}\}|[a-zA-Z0-9])\s*)?"
+    r"(?:\^\s*(?:\{\s*\(?-?\w{1,3}\)?\s*\}|-?\d)\s*)?'{0,3}\s*"
     r"\(\s*[a-zA-Z0-9]+(?:\s*,\s*[a-zA-Z0-9]+)*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})"
     r"\s*(?==(?!=)|\\approx(?![a-zA-Z]))"
 )
@@ -73,8 +75,9 @@ _FAMILY = re.compile(
 
 _RELATIONS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=",
-    "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\ge": ">=", "\\geq": ">=",
-    "\\geqslant": ">=", "\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=", "\\approx": "~",
+    "\\le": "<=", "\\leq": "<=", "\\leqq": "<=", "\\leqslant": "<=", "\\ge": ">=",
+    "\\geq": ">=", "\\geqq": ">=", "\\geqslant": ">=", "\\lt": "<", "\\gt": ">",
+    "\\ne": "!=", "\\neq": "!=", "\\approx": "~",
 }  # fmt: skip
 _SIGNS = {"+": 1, "-": -1, "\\pm": 1, "\\mp": -1}
 _PRODUCTS = frozenset({"*", "\\cdot", "\\times", "\\ast"})
@@ -117,14 +120,12 @@ def read(cleaned: str) -> Node:
         text = text[: family.start()] if family else text
         member = _MEMBER.match(text)
         text = text[member.end() :] if member else text
+    whole = text
     text, unit = expanded(text)
-    reader = _Reader(text)
-    try:
-        node = reader.read()
-    except RecursionError:
-        raise TooComplexError("nested too deeply") from None
-    if reader.tokens > MAX_HEIGHT // 2:
-        size(node)
+    node = _node(text)
+    if len(unit) == 1 and unit.isalpha() and symbols(node) and whole.rstrip().endswith(f" {unit}"):
+        # Beside variables, a letter is one too: the h of `R^2 h`.
+        node, unit = _node(f"{text} {unit}"), ""
     if family:
         parameter = family[1] or family[2] or family[3]
         if unit or parameter not in symbols(node):
@@ -135,6 +136,17 @@ def read(cleaned: str) -> Node:
     if member:
         node = Node("named", (member[1], node))
     return Node("choice", (choice[1] or choice[2], node)) if choice else node
+
+
+def _node(text: str) -> Node:
+    reader = _Reader(text)
+    try:
+        node = reader.read()
+    except RecursionError:
+        raise TooComplexError("nested too deeply") from None
+    if reader.tokens > MAX_HEIGHT // 2:
+        size(node)
+    return node
 
 
 class _Reader:
@@ -222,7 +234,7 @@ class _Reader:
             return Node("union", tuple(items))
         if joints <= _AND and len(items) == 2:
             return conjunction(*items) or Node("list", tuple(items))
-        return Node("list", tuple(items))
+        return Node("list", labelled(items))
 
     def item(self) -> list[Node]:
         """Parse one item; return two, with the upper and the lower signs, if it contains ±."""
@@ -237,7 +249,8 @@ class _Reader:
         return items
 
     def relation(self) -> Node:
-        self.take("\\approx")
+        if not self.take("\\approx"):
+            self.take("=")
         named = _NAMED.match(self.text, self.start)
         name = ""
         if named is not None and self.kind == "name":
@@ -622,8 +635,8 @@ class _Reader:
         self.need(closer)
         if opener == "{" and items:
             # LaTeX does not print braces without backslashes: this may be a set or a tuple.
-            return items[0] if len(items) == 1 else Node("list", tuple(items))
-        return Node("set", tuple(items))
+            return items[0] if len(items) == 1 else Node("list", labelled(items))
+        return Node("set", labelled(items))
 
     def one(self) -> list[Node]:
         return [self.relation()]
@@ -637,7 +650,10 @@ class _Reader:
 
     def matrix(self) -> Node:
         kind = self.environment()
-        if kind not in ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix"):
+        columns = _COLUMNS.match(self.text, self.end) if kind == "array" else None
+        if columns:
+            self.end = columns.end()
+        elif kind not in ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix"):
             raise UnreadableError(self.text)
         self.brackets += 1
         self.advance()

@@ -10,13 +10,15 @@ import re
 from gem_math.vocabulary import changes_number, words
 
 _START = re.compile(
-    r"\s*(?:\*\*|\\text|so\b|thus|hence|the|my\b|our|final|correct|required|ans|result|solution|val)",
+    r"\s*(?:\*\*|\\text|so\b|thus|hence|the|my\b|our|final|correct|required|ans|result|solution|val"
+    r"|最终|最后|正确|答案)",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
     r"\s*(?:\*\*|\\text\s*\{)?\s*(?:(?:so|thus|hence|therefore|then)\b,?\s*)?"
     r"(?:(?:the|my|our)\s+)?(?:(?:final|correct|required)\s+)?(?:answer|ans|result|solution|value)"
-    r"\s*(?:\bis\b|\bequals\b|[:=])\s*:?\s*(?:\*\*|\})?\s*",
+    r"\s*(?:\bis\b|\bequals\b|[:=])\s*:?\s*(?:\*\*(?!\S[^*]*\*\*)|\})?\s*"
+    r"|\s*(?:最终|最后|正确)?答案\s*(?:[是为]\s*[:：]?|[:：])\s*",
     re.IGNORECASE,
 )
 # `The probability is $\frac12$.`: one formula, behind which nothing is said.

@@ -51,7 +51,12 @@ def inequality(sides: list[Node], signs: list[str]) -> Node:
     if middle.kind != "symbol" or middle.args[0] in FIXED:
         raise UnreadableError(" ".join(signs))
     brackets = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
-    return Node("interval", (low, high, brackets))
+    return _open(low, high, brackets)
+
+
+def _open(low: Node, high: Node, brackets: str) -> Node:
+    """Return an interval of an inequality: if it is open, it is not the pair (low, high)."""
+    return Node("interval", (low, high, "<>" if brackets == "()" else brackets))
 
 
 def _is_unknown(left: Node, right: Node) -> bool:
@@ -78,7 +83,8 @@ def conjunction(first: Node, second: Node) -> Node | None:
         if left.args[1] == infinity and right.args[0] == _negated(infinity) and None not in ends:
             if ends[0] >= ends[1]:  # type: ignore[operator]
                 return None
-            return Node("interval", (low, high, left.args[2][0] + right.args[2][1]))
+            brackets = (left.args[2][0] + right.args[2][1]).replace("<", "(").replace(">", ")")
+            return _open(low, high, brackets)
     return None
 
 
@@ -96,10 +102,19 @@ def _absolute(sides: list[Node], sign: str, infinity: Node) -> Node:
     if bound.kind == "negate" or _is_absolute(bound) or (bounded and integer(bound) == 0):
         raise UnreadableError(sign)
     if bounded:
-        return Node("interval", (_negated(bound), bound, "[]" if closed else "()"))
-    low = Node("interval", (_negated(infinity), _negated(bound), "(]" if closed else "()"))
-    high = Node("interval", (bound, infinity, "[)" if closed else "()"))
+        return _open(_negated(bound), bound, "[]" if closed else "()")
+    low = _open(_negated(infinity), _negated(bound), "(]" if closed else "()")
+    high = _open(bound, infinity, "[)" if closed else "()")
     return Node("union", (low, high))
+
+
+def labelled(items: list[Node]) -> tuple[Node, ...]:
+    """Return the items of a list; `x: 3, y: 7` is x=3, y=7 if the names are different."""
+    names = [item.args[0] for item in items if item.kind == "ratio" and len(item.args) == 2]
+    distinct = len(set(names)) == len(items) > 1
+    if not distinct or not all(name.kind == "symbol" and name_of(name) for name in names):
+        return tuple(items)
+    return tuple(Node("named", (name_of(item.args[0]), item.args[1])) for item in items)
 
 
 def name_of(node: Node) -> str:

@@ -11,7 +11,7 @@ Kinds of `Node` and their arguments:
 | `call` | name of a function, then its arguments |
 | `measure` | node, unit (`%` included) |
 | `tuple`, `list`, `set`, `ratio` | nodes; a list has commas but no brackets |
-| `interval` | lower and upper node, brackets such as `[)`; a pair in round brackets is one too |
+| `interval` | lower and upper node, brackets: `[)`, or `<>` for 1<x<2; a pair (1,2) is one too |
 | `union` | nodes |
 | `matrix` | rows: tuples of nodes |
 | `named` | name left of an equals sign (text), node |
@@ -47,6 +47,7 @@ class TooComplexError(Exception):
 
 FIXED = frozenset({"pi", "e", "i", "infinity"})
 """Names of the symbols that have a fixed value."""
+PI = Node("symbol", ("pi",))
 _LEAVES = frozenset({"number", "symbol"})
 # Kinds whose arguments are all nodes.
 _OPERATIONS = frozenset({"add", "multiply", "divide", "power", "negate"})
@@ -121,6 +122,10 @@ def symbols(node: Node) -> frozenset[str]:
         else:
             waiting += nodes(each)
     return frozenset(found - FIXED)
+
+
+def has_pi(node: Node) -> bool:
+    return node == PI or any(map(has_pi, nodes(node)))
 
 
 def renamed(node: Node, old: str, new: str) -> Node:

@@ -77,6 +77,18 @@ UNITS = {
     }.items()
     for name in names.split()
 }
+# Chinese and Japanese units, as `_canonical_unit` of `gem_math.cleaning` writes them.
+WIDE_UNITS = {
+    name: unit
+    for unit, names in {
+        "m": "米", "cm": "厘米", "mm": "毫米", "km": "千米 公里", "kg": "千克 公斤", "g": "克",
+        "m2": "平方米", "cm2": "平方厘米", "km2": "平方千米", "m3": "立方米", "cm3": "立方厘米",
+        "L": "升", "mL": "毫升", "h": "小时 時間", "min": "分钟", "s": "秒", "day": "天",
+        "year": "年 岁", "degree": "度", "yuan": "元", "yen": "円", "people": "人",
+        "unit": "个 個 只 本 条 种 次 块 张 道 题 件 棵 辆 名 位 組 组 通り",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Words after a number that do not change it. Plural nouns need no list.
 REST = frozenset({"left", "old", "later", "remaining", "total", "altogether", "overall"})
