@@ -125,7 +125,7 @@ def test_with_a_small_vocabulary_random_guesses_and_required_ones_are_of_it() ->
 
 @pytest.mark.parametrize("require_word", [False, True])
 def test_the_oracle_needs_few_guesses_in_a_small_vocabulary(require_word: bool) -> None:
-    env = make("game:Wordle-v0", word_length=3, vocabulary=8, max_turns=4, require_word=require_word)
+    env = Wordle(word_length=3, vocabulary=8, max_turns=4, require_word=require_word)
     for seed in range(50):
         env.reset(seed=seed)
         over = False

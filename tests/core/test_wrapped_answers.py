@@ -90,6 +90,10 @@ def wrappings(action: str) -> dict[str, str]:
     return wrapped
 
 
+LETTERS = frozenset({"judge:Better-v0", "judge:Reply-v0"})
+"""Ids whose answer is a whole letter. A judge sees it as its reader would, wrapping included."""
+
+
 def made(id: str) -> Env:
     return gem.make(id, **offline_parameters(id))
 
@@ -149,6 +153,8 @@ def test_wrapped_answers_earn_what_plain_ones_earn_in_every_id() -> None:
     without: dict[str, list[str]] = {}
     differing = []
     for id in gem.list_envs():
+        if id in LETTERS:
+            continue
         try:
             differing += losses(id, 3, counts)
         except (NoAnswersError, MissingExtraError) as error:

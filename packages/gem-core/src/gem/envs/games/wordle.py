@@ -38,6 +38,7 @@ class Wordle(Game[str]):
 
     Attributes:
         word_length: Letters of this episode's word.
+        choices: Words that can be the secret, upper case.
         secret: The word, upper case.
         history: Feedback of every valid guess so far, in order.
         green: Positions (0-based) that were green so far.
@@ -84,12 +85,12 @@ class Wordle(Game[str]):
     def _start(self) -> None:
         self.word_length = self._given_length or self.rng.choice(_DRAWN_LENGTHS)
         self.max_turns = self._given_turns or 5 * self.word_length
-        self.words = words(self.word_length, self.vocabulary)
-        self.secret = self.rng.choice(self.words)
+        self.choices = words(self.word_length, self.vocabulary)
+        self.secret = self.rng.choice(self.choices)
         self.history: dict[str, str] = {}
         self.green: set[int] = set()
         self.expected = f"a word of {self.word_length} letters"
-        self.example = boxed(self.words[0])
+        self.example = boxed(self.choices[0])
 
     def _instructions(self) -> str:
         return (
@@ -107,7 +108,7 @@ class Wordle(Game[str]):
     def _listed(self) -> str:
         if self.vocabulary is None:
             return ""
-        return f"The secret is one of these words: {', '.join(self.words)}.\n"
+        return f"The secret is one of these words: {', '.join(self.choices)}.\n"
 
     def _parse(self, content: str) -> str | None:
         return letters(content)
@@ -118,7 +119,7 @@ class Wordle(Game[str]):
             return refused(
                 f"{said} {len(move)} letter(s), but the secret word has {self.word_length}."
             )
-        if self.require_word and move not in self.words:
+        if self.require_word and move not in self.choices:
             return refused(f"{said} {move}, which is not in the word list.")
         if move in self.history:
             return refused(f"{said} {move}, which has been already guessed before.")
@@ -135,15 +136,14 @@ class Wordle(Game[str]):
         return f"{self.word_length} letters; guesses: {guesses or 'none'}"
 
     def _random_move(self) -> str:
-        choices = self.words
-        move = self.action_rng.choice(choices)
+        move = self.action_rng.choice(self.choices)
         # Guesses outside the list only make the loop end sooner than it must.
-        while move in self.history and len(self.history) < len(choices):
-            move = self.action_rng.choice(choices)
+        while move in self.history and len(self.history) < len(self.choices):
+            move = self.action_rng.choice(self.choices)
         return move
 
     def _oracle_move(self) -> str:
-        return next_guess(self.words, self.history, self.require_word)
+        return next_guess(self.choices, self.history, self.require_word)
 
 
 def mark(guess: str, secret: str) -> str:
