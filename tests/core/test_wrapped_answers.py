@@ -154,6 +154,7 @@ def test_wrapped_answers_earn_what_plain_ones_earn_in_every_id() -> None:
     differing = []
     for id in gem.list_envs():
         if id in LETTERS:
+            without.setdefault("its answer is a whole letter", []).append(id)
             continue
         try:
             differing += losses(id, 3, counts)

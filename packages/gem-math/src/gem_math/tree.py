@@ -125,6 +125,7 @@ def symbols(node: Node) -> frozenset[str]:
 
 
 def has_pi(node: Node) -> bool:
+    """Return whether π occurs in the tree."""
     return node == PI or any(map(has_pi, nodes(node)))
 
 

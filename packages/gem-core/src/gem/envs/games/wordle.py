@@ -62,7 +62,7 @@ class Wordle(Game[str]):
         Args:
             word_length: Letters of the word, 3 to 7; drawn from 3 to 5.
             max_turns: Guesses allowed; five times the word length when None.
-            require_word: Whether a guess must be in the bundled word list; any other guess is
+            require_word: Whether a guess must be a word that can be the secret; any other guess is
                 then an invalid action.
             vocabulary: Words that can be the secret, from 2 on; the instructions list them. A
                 game with few of them is easier. All words of the bundled list when None, which
