@@ -49,6 +49,10 @@ _ARITHMETIC = re.compile(
     r"[\d%][\s)}\]]*(?:[-+*/]|\\cdot|\\times|\\div)[\s({\[]*(?:\d|\\[dtc]?frac\s*\{?\d+\}?\{?\d)|"
     r"\d\s+\d|\)\s*\(\s*\d|\d\s*!|\\end\{\w+\}\s*[-+*]?\s*\\begin"
 )
+# What math-verify drops between two numbers, as in `0\$42`.
+_SIGN = re.compile(
+    r"\\dollar(?![a-z])|(?:\^\s*\{?\s*)?\\(?:circ|degree)(?![a-zA-Z])(?:\s*\})?|[°º]"
+)
 
 
 @functools.cache
@@ -89,8 +93,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     if equalities > 1 or (equalities == 1 and not _NAMED.match(answer)):
         return "unreadable"
     # Operations between two numbers or two matrices.
-    more = len(_ARITHMETIC.findall(answer)) > len(_ARITHMETIC.findall(gold))
-    return "unreadable" if more else ""
+    mine, theirs = (len(_ARITHMETIC.findall(_SIGN.sub(" ", text))) for text in (answer, gold))
+    return "unreadable" if mine > theirs else ""
 
 
 def ask(pool: WorkerPool, answer: str, gold: str, timeout_s: float) -> tuple[bool, str]:
