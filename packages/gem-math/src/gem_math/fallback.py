@@ -47,7 +47,9 @@ _EQUALITY = re.compile(r"(?<![<>!=])=")
 _NAMED = re.compile(r"\s*\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-zA-Z]\))?\s*=(?!=)")
 _ARITHMETIC = re.compile(
     r"[\d%][\s)}\]]*(?:[-+*/]|\\cdot|\\times|\\div)[\s({\[]*(?:\d|\\[dtc]?frac\s*\{?\d+\}?\{?\d)|"
-    r"\d\s+\d|\)\s*\(\s*\d|\d\s*!|\\end\{\w+\}\s*[-+*]?\s*\\begin"
+    # A number behind another number, a letter or a word: math-verify may take only the first.
+    r"(?:\d|(?<![\\a-zA-Z])(?!and\b|or\b)[a-zA-Z]+)\s+\d|\d\s*_|"
+    r"\)\s*\(\s*\d|\d\s*!|\\end\{\w+\}\s*[-+*]?\s*\\begin"
 )
 # What math-verify drops between two numbers, as in `0\$42`.
 _SIGN = re.compile(
