@@ -339,6 +339,12 @@ def test_an_answer_behind_what_introduces_it(prediction: str, right: bool) -> No
         (r"\$42", "42", True),
         (r"42^\circ", "42", True),
         (r"30^\circ, 42^\circ", "30, 42", True),
+        # Characters that only math-verify could know: it drops some, and what stands behind others.
+        ("42 ≅ 7", "42", False),
+        ("7 ≡ 42", "42", False),
+        ("⊕42", "42", False),
+        ("3万5千", "35", False),
+        ("x ≡ 3", "x ≡ 3", True),
         # A matrix of one entry is not a number.
         (r"x=\begin{pmatrix}42\end{pmatrix}", "42", False),
         (r"\begin{pmatrix}42\end{pmatrix}", r"\begin{bmatrix}42\end{bmatrix}", True),

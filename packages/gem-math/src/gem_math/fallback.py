@@ -40,6 +40,8 @@ _FORM = (GREEK | FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lc
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Marks that math-verify leaves out: primes behind what is no name, and what goes on.
 _DROPPED = re.compile(r"[^a-zA-Z\s'\"]\s*['\"]|\\[lc]?dots(?![a-zA-Z])")
+# Characters that `gem_math.cleaning` does not translate; math-verify drops some, as in `42 ≅ 7`.
+_UNKNOWN = re.compile(r"[^\x00-\x7f°º]")
 _GROUPED = re.compile(r"(?<=\d)(?<!(?<!\d)0),(?=\d{3}(?!\d))")
 _BRACKETED = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _SEPARATOR = re.compile(r"[,;&]|\\row|\\lor|\\vee|\\wedge|\\land|\b(?:or|and)\b")
@@ -74,8 +76,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     Returns:
         `too complex` where math-verify would hardly finish; `different` for an answer with more
         parts than the gold, such as several answers of which one is right; `unreadable` for prose,
-        for an answer with more equations, primes or ellipses than the gold, and for operations
-        left to compute.
+        for an answer with more equations, primes or ellipses than the gold, with other characters
+        outside ASCII, and for operations left to compute.
     """
     if _costly(answer) or _costly(gold):
         return "too complex"
@@ -84,6 +86,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     if readable:
         return ""
     if len(_DROPPED.findall(answer)) > len(_DROPPED.findall(gold)):
+        return "unreadable"
+    if set(_UNKNOWN.findall(answer)) - set(_UNKNOWN.findall(gold)):
         return "unreadable"
     commands = set(_COMMAND.findall(answer)) - set(_COMMAND.findall(gold))
     if commands - _FORM:
