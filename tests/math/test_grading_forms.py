@@ -305,3 +305,52 @@ def test_degrees_are_radians_where_the_other_side_has_pi(
 )
 def test_an_answer_behind_what_introduces_it(prediction: str, right: bool) -> None:
     assert grade(prediction, "5").correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        # The fraction of a mixed number lies between 0 and 1.
+        (r"0\frac{42}{1}", "42", False),
+        (r"x=0\dfrac{42}{1}", "42", False),
+        (r"41\frac{2}{2}", "42", False),
+        (r"1\frac{3}{2}", r"\frac52", False),
+        ("1 3/2", "2.5", False),
+        (r"42\frac{0}{7}", "42", False),
+        (r"0\frac{1}{2}", "0.5", False),
+        (r"\frac52", r"1\frac{3}{2}", True),
+        (r"2\frac{1}{2}", r"\frac52", True),
+        (r"-2\frac{2}{4}", "-2.5", True),
+        # A currency or degree sign between two numbers does not hide the first.
+        (r"0\$42", "42", False),
+        ("0€42", "42", False),
+        (r"\$0\$42", r"\$42", False),
+        (r"0^\circ42", "42", False),
+        (r"7^{\circ} 42", "42", False),
+        # Nor does a letter, a unit or a base.
+        ("42 h 7 min", "42", False),
+        (r"42\mathrm{h}7", "42", False),
+        ("42 e 7", "42", False),
+        (r"2\pi s 7", r"2\pi", False),
+        ("(1,3) h 7", "(1,3)", False),
+        ("42_27", "42", False),
+        ("42_{7}", "42_7", True),
+        ("42 h", "42", True),
+        (r"\$42", "42", True),
+        (r"42^\circ", "42", True),
+        (r"30^\circ, 42^\circ", "30, 42", True),
+        # Characters that only math-verify could know: it drops some, and what stands behind others.
+        ("42 ≅ 7", "42", False),
+        ("7 ≡ 42", "42", False),
+        ("⊕42", "42", False),
+        ("3万5千", "35", False),
+        ("x ≡ 3", "x ≡ 3", True),
+        # A matrix of one entry is not a number.
+        (r"x=\begin{pmatrix}42\end{pmatrix}", "42", False),
+        (r"\begin{pmatrix}42\end{pmatrix}", r"\begin{bmatrix}42\end{bmatrix}", True),
+    ],
+)
+def test_numbers_that_stand_side_by_side_are_not_one(
+    prediction: str, gold: str, right: bool
+) -> None:
+    assert grade(prediction, gold).correct is right

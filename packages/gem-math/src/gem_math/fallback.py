@@ -40,6 +40,8 @@ _FORM = (GREEK | FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lc
 _WORD = re.compile(r"[^\W\d_]{3,}")
 # Marks that math-verify leaves out: primes behind what is no name, and what goes on.
 _DROPPED = re.compile(r"[^a-zA-Z\s'\"]\s*['\"]|\\[lc]?dots(?![a-zA-Z])")
+# Characters that `gem_math.cleaning` does not translate; math-verify drops some, as in `42 ≅ 7`.
+_UNKNOWN = re.compile(r"[^\x00-\x7f°º]")
 _GROUPED = re.compile(r"(?<=\d)(?<!(?<!\d)0),(?=\d{3}(?!\d))")
 _BRACKETED = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _SEPARATOR = re.compile(r"[,;&]|\\row|\\lor|\\vee|\\wedge|\\land|\b(?:or|and)\b")
@@ -47,7 +49,13 @@ _EQUALITY = re.compile(r"(?<![<>!=])=")
 _NAMED = re.compile(r"\s*\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-zA-Z]\))?\s*=(?!=)")
 _ARITHMETIC = re.compile(
     r"[\d%][\s)}\]]*(?:[-+*/]|\\cdot|\\times|\\div)[\s({\[]*(?:\d|\\[dtc]?frac\s*\{?\d+\}?\{?\d)|"
-    r"\d\s+\d|\)\s*\(\s*\d|\d\s*!|\\end\{\w+\}\s*[-+*]?\s*\\begin"
+    # A number behind another number, a letter or a word: math-verify may take only the first.
+    r"(?:\d|(?<![\\a-zA-Z])(?!and\b|or\b)[a-zA-Z]+)\s+\d|\d\s*_|"
+    r"\)\s*\(\s*\d|\d\s*!|\\end\{\w+\}\s*[-+*]?\s*\\begin"
+)
+# What math-verify drops between two numbers, as in `0\$42`.
+_SIGN = re.compile(
+    r"\\dollar(?![a-z])|(?:\^\s*\{?\s*)?\\(?:circ|degree)(?![a-zA-Z])(?:\s*\})?|[°º]"
 )
 
 
@@ -68,8 +76,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     Returns:
         `too complex` where math-verify would hardly finish; `different` for an answer with more
         parts than the gold, such as several answers of which one is right; `unreadable` for prose,
-        for an answer with more equations, primes or ellipses than the gold, and for operations
-        left to compute.
+        for an answer with more equations, primes or ellipses than the gold, with other characters
+        outside ASCII, and for operations left to compute.
     """
     if _costly(answer) or _costly(gold):
         return "too complex"
@@ -78,6 +86,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     if readable:
         return ""
     if len(_DROPPED.findall(answer)) > len(_DROPPED.findall(gold)):
+        return "unreadable"
+    if set(_UNKNOWN.findall(answer)) - set(_UNKNOWN.findall(gold)):
         return "unreadable"
     commands = set(_COMMAND.findall(answer)) - set(_COMMAND.findall(gold))
     if commands - _FORM:
@@ -89,8 +99,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     if equalities > 1 or (equalities == 1 and not _NAMED.match(answer)):
         return "unreadable"
     # Operations between two numbers or two matrices.
-    more = len(_ARITHMETIC.findall(answer)) > len(_ARITHMETIC.findall(gold))
-    return "unreadable" if more else ""
+    mine, theirs = (len(_ARITHMETIC.findall(_SIGN.sub(" ", text))) for text in (answer, gold))
+    return "unreadable" if mine > theirs else ""
 
 
 def ask(pool: WorkerPool, answer: str, gold: str, timeout_s: float) -> tuple[bool, str]:

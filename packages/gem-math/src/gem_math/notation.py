@@ -447,6 +447,9 @@ class _Reader:
             above, below = (part.args[0] for part in fraction.args)
             if not below:
                 raise UnreadableError(self.text)
+            if not value or not 0 < above < below:
+                # `1\frac{3}{2}` is no mixed number: at best a sum that is left to add up.
+                return Node("add", (_integer(text), fraction))
             return Node("number", (value + above / below, 0))
         self.advance()
         if self.kind == "number":
