@@ -111,8 +111,8 @@ CURVES = {
         Curve("baselines/gcd", 0.32, (0.778, 0.79, 0.85), 0.6),
         Curve("regimes/short", 0.216, (0.792, 0.816, 0.778), 0.6),
         Curve("regimes/wrong-mode", 0.037, (0.281, 0.347, 0.302), 0.2),
-        # Seeds find one of four colours after the other, some late; which ones depends on how a
-        # processor rounds.
+        # Seeds find one of four colours after the other, some late, and not the same ones on every
+        # machine.
         Curve("vision/colour", 0.245, (0.977, 0.975, 0.959), 0.4, seeds=(SEED, SEED + 1, SEED + 2)),
         Curve("regimes/filler", 0.438, (0.877, 0.902, 0.887), 0.75),
     )
