@@ -1,17 +1,22 @@
-"""Rollouts of the reference trainer: one KV cache for a batch, beside one episode at a time.
+"""Rollouts and updates of the reference trainer.
 
 python benchmarks/reference.py [--episodes N] [--rounds N] [--model DIR]
 
-All variants play the same tasks with the tiny model at temperature 1 through `gem.rollout`. The
-naive loop plays one episode after the other and calls `model.generate` on the whole prompt in
-every turn. One thread, CPU time, best of the rounds, which alternate between the variants.
+Rollouts: one KV cache for a batch, beside one episode at a time. All variants play the same tasks
+with the tiny model at temperature 1 through `gem.rollout`. The naive loop plays one episode after
+the other and calls `model.generate` on the whole prompt in every turn.
+
+Updates: one on the same 64 long episodes, with more or fewer tokens in a forward pass.
+
+One thread, CPU time, best of the rounds, which alternate between the variants.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +26,14 @@ from transformers.utils import logging
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_bench.reference import Learner
+from gem_bench.rows import training_rows
 from gem_bench.sampler import CachedSampler
-from gem_train.experiment.runspec import SamplingPart
+from gem_train.experiment.runspec import RunSpec, SamplingPart
 
 ENV = "game:GuessTheNumber-v0-easy"
 PARAMS = {"hint": "range", "prompt": "short"}
+FORWARD_TOKENS = (65_536, 16_384, 4_096, 2_048, 1_024, 512)
 BUDGET = Budget(turn_tokens=8, response_tokens=192, prompt_tokens=64)
 
 
@@ -99,6 +107,44 @@ def main() -> None:
     for row, (name, batch, _, _) in zip(best, variants, strict=True):
         times = row["episodes"] / best[0]["episodes"]
         print(f"{name:32s} {batch:6d} {row['episodes']:15.1f} {row['tokens']:13.0f} {times:7.1f}x")
+
+    long = Budget(turn_tokens=8, response_tokens=1024, prompt_tokens=320)
+    tasks = [Task(ENV, seed, {"max_turns": 20}) for seed in range(64)]
+    updates(args.model, play_batch(tasks, cached(), chat, budget=long), args.rounds)
+
+
+def updates(model: str, episodes: Sequence[Trajectory], rounds: int) -> None:
+    """Measure an update on some episodes and print one table."""
+    spec = RunSpec.from_mapping(
+        {
+            "name": "updates",
+            "env": {"id": ENV},
+            "policy": {
+                "model": model,
+                "prompt_tokens": 320,
+                "response_tokens": 1024,
+                "turn_tokens": 8,
+            },
+            "algorithm": {"advantage": "reinforce"},
+            "optimizer": {"lr": 1e-5},
+            "training": {"iterations": 1000, "tasks": len(episodes)},
+        }
+    )
+    rows = training_rows(episodes)
+    advantage = [[1.0] * len(t.turns) for t in episodes]
+    learners = {n: Learner(spec, torch.device("cpu"), n) for n in FORWARD_TOKENS}
+    best = dict.fromkeys(FORWARD_TOKENS, math.inf)
+    for _ in range(rounds):
+        for n, learner in learners.items():
+            began = time.process_time()
+            learner.update(rows, advantage, advantage, 0)
+            best[n] = min(best[n], time.process_time() - began)
+    tokens = sum(len(row.ids) for row in rows)
+    print(f"\n{'update':32s} {'forward tokens':>15s} {'CPU s':>8s}")
+    for n, seconds in best.items():
+        times = best[FORWARD_TOKENS[0]] / seconds
+        name = f"{len(rows)} rows, {tokens} tokens"
+        print(f"{name:32s} {n:15d} {seconds:8.2f} {times:7.1f}x")
 
 
 if __name__ == "__main__":

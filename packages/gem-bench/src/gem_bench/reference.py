@@ -526,7 +526,7 @@ def train(
     record: str | Path,
     *,
     device: str = "auto",
-    forward_tokens: int = 65_536,
+    forward_tokens: int | None = None,
     gradient_checkpointing: bool = False,
     checkpoints: Checkpoints | None = None,
     report: Callable[[int, str, Metrics], None] = lambda *_: None,
@@ -538,7 +538,8 @@ def train(
         record: Folder for `metrics.jsonl` and `episodes.jsonl`, and for `run.json` unless the
             launcher has written it.
         device: `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:<n>`.
-        forward_tokens: Most tokens, padding included, in one forward pass of an update. Limits
+        forward_tokens: Most tokens, padding included, in one forward pass of an update. By default
+            65,536 on a GPU and 1,024 on a CPU, which is faster with smaller tensors. Limits
             memory; changes results by rounding only.
         gradient_checkpointing: Compute activations again in the backward pass.
         checkpoints: Of this run, which goes on from the last one; what the record has after it is
@@ -556,6 +557,8 @@ def train(
     recording = open_record(spec, record, again=checkpoints is not None)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if forward_tokens is None:
+        forward_tokens = 1_024 if device == "cpu" else 65_536
     learner = Learner(
         spec, torch.device(device), forward_tokens, gradient_checkpointing=gradient_checkpointing
     )

@@ -29,6 +29,7 @@ from gem.rollout import ChatFormat
 from gem.seeding import stream
 from gem.tables import assignments, build
 from gem.trajectory import TrainingRow
+from gem_train.batches import chunks
 
 T = TypeVar("T")
 
@@ -48,6 +49,9 @@ _QWEN_WORDS = (
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD, EOS = 0, 2
 """Ids of the padding and of the closing token."""
+
+_FORWARD_TOKENS = 1024
+"""Most tokens of a forward pass: CPUs are faster with smaller tensors."""
 
 
 @dataclass(frozen=True)
@@ -161,22 +165,26 @@ def clone(
                 rng.shuffle(order)
                 at = 0
             shown = [rows[i] for i in order[at : at + batch]]
-            ids, mask, labels = _cloning_batch(shown)
             at += batch
-            seen = _seen(shown, ids, chat)
-            # Logits only where some row has a token to learn.
-            kept = (labels >= 0).any(0).nonzero()[:, 0]
-            logits = model(
-                input_ids=ids.to(model.device),
-                attention_mask=mask.to(model.device),
-                logits_to_keep=(kept - 1).to(model.device),
-                use_cache=False,
-                **{name: value.to(model.device) for name, value in seen.items()},
-            ).logits
-            targets = labels[:, kept].to(model.device)
-            loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
+            loss = torch.zeros(())
+            learned = sum(sum(row.mask) for row in shown)
             optimizer.zero_grad()
-            torch.autograd.backward(loss)
+            for few in chunks(shown, _FORWARD_TOKENS):
+                ids, mask, labels = _cloning_batch(few)
+                seen = _seen(few, ids, chat)
+                # Logits only where some row has a token to learn.
+                kept = (labels >= 0).any(0).nonzero()[:, 0]
+                logits = model(
+                    input_ids=ids.to(model.device),
+                    attention_mask=mask.to(model.device),
+                    logits_to_keep=(kept - 1).to(model.device),
+                    use_cache=False,
+                    **{name: value.to(model.device) for name, value in seen.items()},
+                ).logits.flatten(0, 1)
+                targets = labels[:, kept].flatten().to(model.device)
+                nats = cross_entropy(logits.float(), targets, ignore_index=-1, reduction="sum")
+                torch.autograd.backward(nats / learned)
+                loss += nats.detach().cpu() / learned
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
