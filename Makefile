@@ -241,7 +241,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
-	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/bench tests/eval tests/packages
+	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/bench tests/eval tests/packages tests/docs
 nightly-harbor: env-dev env-harbor
 	$(DEV) $(PYTEST) -m nightly tests/box tests/eval/test_export.py
 nightly-trainers: $(TRAINER_ENVS) env-verifiers

@@ -67,9 +67,13 @@ def levels(run: RunRecord) -> set[str]:
     "settings",
     [
         {},
-        {"optimizer__schedule": "cosine", "optimizer__warmup": 1},
+        pytest.param(
+            {"optimizer__schedule": "cosine", "optimizer__warmup": 1}, marks=pytest.mark.nightly
+        ),
         {"algorithm__clip_high": 0.3, "algorithm__ratio": "sequence", "algorithm__epochs": 2},
-        {"algorithm__whiten": True, "algorithm__reward_scale": 2.0},
+        pytest.param(
+            {"algorithm__whiten": True, "algorithm__reward_scale": 2.0}, marks=pytest.mark.nightly
+        ),
     ],
     ids=["plain", "schedule", "sequence", "shaping"],
 )
@@ -87,7 +91,7 @@ def test_the_references_own_run_is_followed_exactly(
         assert each.surprisal_z != 0 and each.stop_z != 0
 
 
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, pytest.param(2.0, marks=pytest.mark.nightly)])
 def test_a_sampler_at_another_temperature_is_found(
     recorded: Callable[..., RunRecord], temperature: float
 ) -> None:

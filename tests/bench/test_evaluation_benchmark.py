@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.nightly
 def test_the_script_runs_in_seconds(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "evaluation.py"), "--quick", "--memory"]
     command += ["--inspect", str(tmp_path / "python")]

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.nightly
 def test_the_script_runs_in_seconds(tmp_path: Path) -> None:
     plot = tmp_path / "vector.svg"
     command = [sys.executable, str(BENCHMARKS / "vector.py"), "--quick", "--without-baselines"]

@@ -78,6 +78,7 @@ def test_a_link_is_not_read_as_a_reward(tmp_path: Path) -> None:
         assert (reward, info["graded"]) == (0.0, "the tests wrote no reward")
 
 
+@pytest.mark.nightly
 def test_all_of_it_holds_for_a_user_without_rights(archive: Path) -> None:
     python = shutil.which("python3", path="/usr/bin")
     if os.geteuid() != 0 or python is None or shutil.which("setpriv") is None:

@@ -138,7 +138,7 @@ def test_the_reference_would_have_made_the_same_of_a_sampled_run(
 @pytest.mark.parametrize(
     ("trainer", "extra"),
     [
-        ("trl", 2),
+        pytest.param("trl", 2, marks=pytest.mark.nightly),
         pytest.param("trl", 0, marks=pytest.mark.nightly),
         pytest.param("tinker", 2, marks=pytest.mark.nightly),
     ],

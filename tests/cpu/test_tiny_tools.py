@@ -124,6 +124,7 @@ def test_cloning_data_are_made_of_calls_and_answers(room: Classroom, tokenizer: 
         assert answer.startswith("\\boxed{") and rest == ""
 
 
+@pytest.mark.nightly
 def test_the_shipped_model_was_made_from_what_the_recipe_says_today() -> None:
     with Classroom(Recipe().seed) as standard:
         _, inputs = tiny_tools.inputs(Recipe(), standard)
@@ -134,6 +135,7 @@ def test_the_shipped_model_was_made_from_what_the_recipe_says_today() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_the_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_tools.make(HASTY, cache=tmp_path, progress=False)
     assert (folder / "model.safetensors").exists() and folder.name.startswith("tiny-tools-")

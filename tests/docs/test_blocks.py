@@ -28,8 +28,17 @@ def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+LONG = {
+    "docs/judges.md",
+    "docs/tools.md",
+    "docs/tutorials/compare-two-trainers.md",
+    "docs/tutorials/evaluate-a-model.md",
+    "docs/tutorials/train-on-pictures.md",
+    "docs/watching.md",
+}
+"""Pages whose blocks take a minute or more each."""
 RUNNABLE = [
-    page
+    pytest.param(page, marks=pytest.mark.nightly) if page_id(page) in LONG else page
     for page in PAGES
     if any(block.info in ("python", "bash") and block.mark != "not run" for block in blocks(page))
 ]

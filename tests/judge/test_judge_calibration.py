@@ -73,6 +73,7 @@ def test_a_naive_judge_is_found_out(stub: Stub, tmp_path: Path) -> None:
     assert misled(read_labelled(labelled), judge(stub)).worthless == 1.0
 
 
+@pytest.mark.nightly
 def test_padding_and_order_are_measured(stub: Stub, files: dict[str, Path]) -> None:
     def longest(number: int, body: dict[str, Any]) -> Answer:
         content = body["messages"][-1]["content"]

@@ -179,7 +179,13 @@ BROUGHT = {
 }
 
 
-@pytest.mark.parametrize("extra", BROUGHT)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        extra if extra == "math" else pytest.param(extra, marks=pytest.mark.nightly)
+        for extra in BROUGHT
+    ],
+)
 def test_what_is_missing_is_named_with_the_extra_that_brings_it(
     wheels: dict[str, Path], empty: Path, extra: str
 ) -> None:
