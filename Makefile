@@ -241,7 +241,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
-	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/bench tests/eval tests/packages tests/docs
+	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/check tests/math tests/train tests/sandbox tests/serve tests/tau tests/judge tests/bench tests/eval tests/packages tests/docs tests/vision
 nightly-harbor: env-dev env-harbor
 	$(DEV) $(PYTEST) -m nightly tests/box tests/eval/test_export.py
 nightly-trainers: $(TRAINER_ENVS) env-verifiers
@@ -250,9 +250,9 @@ nightly-learn: env-dev
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
 nightly-adapters: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -m nightly tests/trl
-	$(VERL) $(PYTEST) -m nightly tests/verl tests/serve/test_executors_ray.py
+	GEM_CPU=1 $(VERL) $(PYTEST) -m nightly tests/verl tests/serve/test_executors_ray.py
 	$(DEV) $(PYTEST) -m nightly tests/packages/test_example_estimator.py
-	$(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2
 	GEM_CPU=1 $(SKYRL) $(PYTEST) -m nightly tests/skyrl
 nightly-perturbed: $(TRAINER_ENVS)

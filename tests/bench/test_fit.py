@@ -279,7 +279,7 @@ SMALL_SHAPE = Shape.of({**qwen3(64, 1, 4, 64, tied=True), "vocab_size": 5000})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("tokens", [1500, 4200])
+@pytest.mark.parametrize("tokens", [1500, pytest.param(4200, marks=pytest.mark.nightly)])
 def test_trls_own_head_takes_the_estimated_memory(
     tokens: int, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,8 +93,10 @@ def test_killed_at_any_moment_it_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"policy__lora_rank": 4},
-        {"algorithm__epochs": 2, "algorithm__minibatches": 2},
+        pytest.param({"policy__lora_rank": 4}, marks=pytest.mark.nightly),
+        pytest.param(
+            {"algorithm__epochs": 2, "algorithm__minibatches": 2}, marks=pytest.mark.nightly
+        ),
         {"training__staleness": 1, "optimizer__lr": 0.02},
         {"algorithm__kl_coef": 1.0, "algorithm__kl_reset": 1, "algorithm__minibatches": 2},
     ],

@@ -114,6 +114,7 @@ def test_the_engines_are_as_fast_as_those_that_were_measured(node: Any) -> None:
         assert 1e3 * world.step_s() == pytest.approx(measured, rel=near)
 
 
+@pytest.mark.nightly
 def test_the_script_runs_in_seconds() -> None:
     command = [sys.executable, str(BENCHMARKS / "scale.py"), "--quick"]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)

@@ -179,6 +179,7 @@ def test_a_forked_run_of_the_reference_is_the_run_that_is_started_anew(
     assert packed[0] == packed[1]
 
 
+@pytest.mark.nightly
 def test_forked_runs_end_with_the_sweep_and_a_killed_trainer_is_a_failed_run(
     gem_bench: Start, tmp_path: Path
 ) -> None:

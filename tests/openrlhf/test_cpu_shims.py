@@ -41,7 +41,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
 def test_what_needs_a_gpu_is_replaced(dtype: str) -> None:
     code = REPLACED.format(shims=True)
     done = python(code, GEM_CPU="1", GEM_CPU_DTYPE=dtype, DS_ACCELERATOR="cpu")

@@ -34,7 +34,9 @@ print(float(engine.get_global_grad_norm()))
 """
 
 
-@pytest.mark.parametrize(("hook", "norm"), [("hook", 5.0), ("none", 4.0)])
+@pytest.mark.parametrize(
+    ("hook", "norm"), [("hook", 5.0), pytest.param("none", 4.0, marks=pytest.mark.nightly)]
+)
 def test_both_count_in_the_gradient(hook: str, norm: float) -> None:
     """Without our hook only the last one does: should that change, the hook has no use any more."""
     from gem_cpu.openrlhf_plugin import startup_folder

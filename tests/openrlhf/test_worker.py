@@ -143,6 +143,7 @@ def test_the_doctor_says_that_no_cluster_answers(monkeypatch: pytest.MonkeyPatch
         doctor.CHECKS[-1]()
 
 
+@pytest.mark.nightly
 def test_the_doctor_says_why_openrlhf_cannot_be_imported() -> None:
     without_shims = {"GEM_CPU": "0", worker.VARIABLE: worker.HOOK}
     done = python("import runpy; runpy.run_module('gem_openrlhf.doctor', run_name='__main__')",

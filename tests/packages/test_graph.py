@@ -8,6 +8,7 @@ from graph import HEAVY, ROOT, affected
 GUESS = "packages/gem-core/src/gem/envs/games/guess_the_number.py"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("path", "runs", "spares"),
     [

@@ -125,12 +125,14 @@ def ours(python: Path) -> set[str]:
     return {each["name"] for each in listed if each["name"].startswith("gem-")}
 
 
+@pytest.mark.nightly
 def test_gem_bench_brings_what_it_needs_and_no_more(wheels: dict[str, Path], empty: Path) -> None:
     install(empty, wheels["gem-bench"])
     assert ours(empty) == {"gem-core", "gem-judge", "gem-train", "gem-bench"}
     assert "usage: gem-bench" in checked(empty, "-m", "gem_bench", "--help")
 
 
+@pytest.mark.nightly
 def test_gem_eval_adds_a_command_to_gem(wheels: dict[str, Path], empty: Path) -> None:
     install(empty, wheels["gem-eval"])
     assert ours(empty) == {"gem-core", "gem-judge", "gem-train", "gem-bench", "gem-eval"}
@@ -140,6 +142,7 @@ def test_gem_eval_adds_a_command_to_gem(wheels: dict[str, Path], empty: Path) ->
     assert "1.000" in checked(*evaluate, "--out", out)
 
 
+@pytest.mark.nightly
 def test_gem_cpu_brings_what_it_needs_and_no_more(wheels: dict[str, Path], empty: Path) -> None:
     install(empty, wheels["gem-cpu"])
     assert ours(empty) == {"gem-core", "gem-judge", "gem-train", "gem-cpu"}
@@ -201,6 +204,7 @@ def test_what_is_missing_is_named_with_the_extra_that_brings_it(
         assert result.returncode == 0 or "127.0.0.1:9" in result.stderr, result.stderr
 
 
+@pytest.mark.nightly
 def test_an_adapter_without_its_trainer_says_what_to_install(
     wheels: dict[str, Path], empty: Path
 ) -> None:

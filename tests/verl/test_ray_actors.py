@@ -74,6 +74,7 @@ def test_a_call_for_a_dead_actor_is_given_up(engines: list[Any]) -> None:
         call_while_alive(never, engines)
 
 
+@pytest.mark.nightly
 def test_an_error_that_a_death_caused_names_the_actor(engines: list[Any]) -> None:
     def closed() -> None:
         kill(engines[0])
@@ -84,6 +85,7 @@ def test_an_error_that_a_death_caused_names_the_actor(engines: list[Any]) -> Non
     assert isinstance(error.value.__context__, ray.exceptions.RayActorError)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("waits_s", [0, 3600])
 def test_an_engine_that_ends_without_its_actor(engines: list[Any], waits_s: float) -> None:
     def fails() -> None:
@@ -96,10 +98,12 @@ def test_an_engine_that_ends_without_its_actor(engines: list[Any], waits_s: floa
         call_while_alive(fails, engines, engine="engine")
 
 
+@pytest.mark.nightly
 def test_a_busy_actor_is_not_dead(engines: list[Any]) -> None:
     assert call_while_alive(lambda: ray.get(engines[0].block.remote(4.0)), engines) is None
 
 
+@pytest.mark.nightly
 def test_an_actor_that_cannot_be_reached_for_the_moment_is_not_dead(
     engines: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

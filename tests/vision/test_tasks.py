@@ -131,6 +131,7 @@ def test_answers_vary_and_the_text_does_not_tell_them(id: str) -> None:
     assert blind / seen < 0.6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("id", [id for id in IDS if id.endswith("-v0")])
 def test_the_checker_finds_nothing(id: str) -> None:
     report = check_env(id, episodes=12)
