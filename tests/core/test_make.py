@@ -342,6 +342,25 @@ def test_rewards_are_scaled_and_success_is_not() -> None:
         gem.make(GUESS, wrappers=[{"name": "scale_reward", "factor": 0}])
 
 
+def test_only_the_outcome_is_paid() -> None:
+    id = "game:Minesweeper-v0-easy"
+    outcomes = []
+    for seed in range(20):
+        env = gem.make(id, wrappers=["outcome_reward"], max_turns=5)
+        env.reset(seed=seed)
+        rewards: list[float] = []
+        over = won = False
+        while not over:
+            oracle = seed % 2 or len(rewards) < 2
+            action = env.oracle_action() if oracle else env.sample_random_action()
+            _, reward, terminated, truncated, info = env.step(action)
+            rewards.append(reward)
+            over, won = terminated or truncated, info["success"]
+        assert rewards == [0.0] * (len(rewards) - 1) + [float(won)]
+        outcomes.append(won)
+    assert True in outcomes and False in outcomes
+
+
 def test_an_id_whose_package_is_not_installed_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda **_: [])
     for id, extra in (("agent:x", "serve"), ("verifiers:x?y=1", "verifiers")):

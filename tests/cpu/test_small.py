@@ -135,7 +135,7 @@ def _seeing_chat(folder: Path) -> Any:
 def test_questions_of_training_can_be_left_out_of_cloning() -> None:
     split = {"name": "questions", "first": 0.5}
     scaled = {"name": "scale_reward", "offset": 1.0}
-    params = {"wrappers": [split, "record_episode_statistics", scaled]}
+    params = {"wrappers": [split, "record_episode_statistics", scaled, "outcome_reward"]}
 
     def asked(tasks: list[Task]) -> set[str]:
         texts = set()
@@ -145,7 +145,7 @@ def test_questions_of_training_can_be_left_out_of_cloning() -> None:
         return texts
 
     tasks = cloned_tasks(ENV, params, replace(QUICK, episodes=40, last=0.5))
-    # Innermost, so that of questions in a row each is of the part; what scales rewards is left out.
+    # Innermost, so that of questions in a row each is of the part; what changes rewards is left out.
     cloned_part, whole = tasks[0].params["wrappers"]
     assert whole == {"name": "record_episode_statistics"}
     assert cloned_part == {"name": "questions", "first": 0.0, "last": 0.5}

@@ -121,6 +121,7 @@ def accepted(config: Any, model: Path) -> bool:
     return True
 
 
+@pytest.mark.nightly
 @every_recipe
 def test_verl_takes_every_recipe(
     recipe: Path, machine: str, compose: Any, model: Path, tmp_path: Path

@@ -206,7 +206,7 @@ def cloned_tasks(env_id: str, params: Mapping[str, Any], cloning: Cloning) -> li
         {"name": each} if isinstance(each, str) else each
         for each in listed("wrappers", params.get("wrappers", ()), callable)
     ]
-    left_out = {"scale_reward", "without_images"}
+    left_out = {"scale_reward", "outcome_reward", "without_images"}
     split = []
     if (cloning.first, cloning.last) != (None, None):
         first, last = cloning.first or 0.0, 1.0 if cloning.last is None else cloning.last

@@ -17,7 +17,7 @@ from gem.specs import imported
 from gem.wrappers.checked import Checked
 from gem.wrappers.images import WithoutImages
 from gem.wrappers.questions import Questions
-from gem.wrappers.rewards import ScaleReward
+from gem.wrappers.rewards import OutcomeReward, ScaleReward
 from gem.wrappers.tool_env import ToolEnv
 from gem.wrappers.tracking import EpisodeTracking, RecordEpisodeStatistics
 from gem.wrappers.turns import Attempts, Series
@@ -27,6 +27,7 @@ __all__ = [
     "Attempts",
     "Checked",
     "EpisodeTracking",
+    "OutcomeReward",
     "Questions",
     "RecordEpisodeStatistics",
     "ScaleReward",
@@ -42,6 +43,7 @@ WRAPPERS: dict[str, Callable[..., Env]] = {
     "episode_tracking": EpisodeTracking,
     "record_episode_statistics": RecordEpisodeStatistics,
     "scale_reward": ScaleReward,
+    "outcome_reward": OutcomeReward,
     "questions": Questions,
     "attempts": Attempts,
     "series": Series,

@@ -1,7 +1,8 @@
-"""Wrapper that scales and shifts rewards."""
+"""Wrappers that change rewards."""
 
 from __future__ import annotations
 
+from gem.contract import succeeded
 from gem.core import Env, Step, Wrapper
 from gem.parameters import number, positive
 
@@ -28,3 +29,19 @@ class ScaleReward(Wrapper):
         """Step the inner environment, then scale and shift its reward."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, reward * self.factor + self.offset, terminated, truncated, info
+
+
+class OutcomeReward(Wrapper):
+    """Pays 1 at the end of an episode that succeeded, and 0 in every other turn.
+
+    For an environment whose rewards for progress train something else than success: in Minesweeper
+    a player that opens nearly all cells and then a mine earns nearly as much as one that wins. What
+    counts as success is what metrics show, `gem.contract.succeeded`.
+    """
+
+    def step(self, action: str) -> Step:
+        """Step the inner environment, then replace its reward."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        over = terminated or truncated
+        paid = float(over and succeeded(reward, terminated, info))
+        return observation, paid, terminated, truncated, info
