@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,17 @@ def test_the_reference_trainer_is_an_adapter_that_matches_every_setting(
     assert RunSpec.from_mapping(json.loads(launch.files["spec.json"])) == small_spec
     assert {each.status for each in launch.parity} == {"matched"}
     assert {"algorithm.gamma", "optimizer.lr", "seed"} <= {each.name for each in launch.parity}
+
+
+@pytest.mark.parametrize(("given", "tokens"), [(None, 1024), (4096, 4096)])
+def test_the_reference_makes_small_tensors_on_a_cpu_unless_it_is_told_otherwise(
+    small_spec: RunSpec, tmp_path: Path, given: int | None, tokens: int
+) -> None:
+    hardware = replace(CPU, learner=replace(CPU.learner, pass_tokens=given))
+    compiled = compile_launch("reference", small_spec, run_dir=tmp_path, hardware=hardware)
+    argv = compiled.launch.argv
+    assert argv[argv.index("--forward-tokens") + 1] == str(tokens)
+    assert compiled.launch.passes.tokens == tokens
 
 
 def test_the_reference_trainer_refuses_what_it_would_ignore(

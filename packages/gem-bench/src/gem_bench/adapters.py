@@ -35,7 +35,7 @@ from gem_train.launch import (
     unknown_trainer,
 )
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
-from gem_train.passes import TO_PASS, Passes
+from gem_train.passes import CPU_TOKENS, TO_PASS, Passes
 from gem_train.table import Elsewhere, Fixed, Ignored, Run, Table
 
 VENVS = ".venvs"
@@ -266,7 +266,8 @@ def _compile(run: Run) -> Launch:
     argv = [sys.executable, "-m", "gem_bench.reference"]
     argv += ["--spec", str(spec_file), "--record", str(run.run_dir)]
     argv += ["--checkpoint-every", str(run.hardware.checkpoint_every or 0)]
-    argv += ["--forward-tokens", str(run.pass_tokens)]
+    small = run.hardware.cpu and run.hardware.learner.pass_tokens is None
+    argv += ["--forward-tokens", str(CPU_TOKENS if small else run.pass_tokens)]
     if run.hardware.learner.checkpointing:
         argv.append("--gradient-checkpointing")
     env = executor_variable(run.hardware)

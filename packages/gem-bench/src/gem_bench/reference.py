@@ -71,6 +71,7 @@ from gem_train.experiment.losses import (
 from gem_train.experiment.metrics import update_metrics
 from gem_train.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem_train.judges import asked_here
+from gem_train.passes import CPU_TOKENS
 from gem_train.settings import check_episodes
 
 Metrics: TypeAlias = dict[str, float]
@@ -558,7 +559,7 @@ def train(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if forward_tokens is None:
-        forward_tokens = 1_024 if device == "cpu" else 65_536
+        forward_tokens = CPU_TOKENS if device == "cpu" else 65_536
     learner = Learner(
         spec, torch.device(device), forward_tokens, gradient_checkpointing=gradient_checkpointing
     )

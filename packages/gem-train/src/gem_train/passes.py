@@ -21,6 +21,9 @@ TO_PASS = "to the longest row of the pass"
 TO_BATCH = "to the longest row of the batch"
 """What rows are filled up to."""
 
+CPU_TOKENS = 1_024
+"""Most tokens of the reference trainer's forward pass on a CPU, which is faster with small tensors."""
+
 
 @dataclass(frozen=True)
 class Passes:
