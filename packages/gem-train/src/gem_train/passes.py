@@ -22,7 +22,7 @@ TO_BATCH = "to the longest row of the batch"
 """What rows are filled up to."""
 
 CPU_TOKENS = 1_024
-"""Most tokens of the reference trainer's forward pass on a CPU, which is faster with small tensors."""
+"""Most tokens of the reference's forward pass on a CPU, which is faster with small tensors."""
 
 
 @dataclass(frozen=True)
