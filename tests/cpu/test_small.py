@@ -145,8 +145,7 @@ def test_questions_of_training_can_be_left_out_of_cloning() -> None:
         return texts
 
     tasks = cloned_tasks(ENV, params, replace(QUICK, episodes=40, last=0.5))
-    # Innermost, so that of questions in a row each is of the part. What changes rewards is left
-    # out.
+    # The part is innermost: it holds for each of several questions in a row.
     cloned_part, whole = tasks[0].params["wrappers"]
     assert whole == {"name": "record_episode_statistics"}
     assert cloned_part == {"name": "questions", "first": 0.0, "last": 0.5}
