@@ -29,6 +29,7 @@ from gem.grading.qa import f1, grade, normalise
         ("1945–1950", "1945 1950"),
         ("東京", "東京"),
         ("yes", ["no", "Yes"]),
+        ("Paris", "\ufeffPa\u200bris"),
     ],
 )
 def test_case_accents_punctuation_and_articles_do_not_matter(prediction: str, gold: Any) -> None:

@@ -209,8 +209,13 @@ def test_log_probabilities_that_are_missing_are_refused_unless_not_asked_for(
         completed([1], [5], logprobs={"token_logprobs": []}),
         completed([1], [5], logprobs={"token_logprobs": [5.0]}),
         completed([1], [5], logprobs={"token_logprobs": [-1e999]}),
+        completed([1], [5], logprobs={"token_logprobs": [None]}),
+        completed([1], [5], logprobs={"token_logprobs": [float("nan")]}),
     ],
-    ids=["500", "429", "no json", "aborted", "too many", "log-probs", "above 0", "infinite"],
+    ids=[
+        *("500", "429", "no json", "aborted", "too many", "log-probs", "above 0", "infinite"),
+        *("null", "nan"),
+    ],
 )
 def test_what_passes_is_asked_again_and_what_stays_is_no_zero(
     evaluate: Run, server: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer

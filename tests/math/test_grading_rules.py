@@ -283,6 +283,7 @@ def test_other_forms_of_a_quotient_are_forms(prediction: str, gold: str) -> None
         (r"\ln|x|+C", r"\ln x+C"), (r"\frac12\tan^2\frac x2+C", r"\frac1{1+\cos x}+C"),
         ("x1+x2", "x_1+x_2"), (r"\varepsilon_0", r"\epsilon_0"), ("x=y", "y=x"),
         ("x < -a, a < x", r"(-\infty,-a)\cup(a,\infty)"), (r"x\in[1,2]", r"[1,2]"),
+        ("42", "\ufeff4\u200b2"), (r"\frac12", "\u2060\\frac{1}{2}\u200b"),
     ],
 )  # fmt: skip
 def test_these_are_right(prediction: str, gold: str) -> None:

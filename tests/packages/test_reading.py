@@ -1,5 +1,7 @@
 """JSON and TOML from files and servers are read in one place, `gem.json_lines`.
 
+The parsers of clients (`answer.json()`) count, too.
+
 What reads JSON itself reads what a process of GEM's own has written, and is listed here with it.
 """
 
@@ -33,6 +35,7 @@ OWN = {
     "gem/workers/process.py": "lines of its own pool",
     "gem_cpu/cloning.py": "files of a model that it has just made",
     "gem_cpu/tool_lessons.py": "a bundled file",
+    "gem_cpu/tinker_skyrl.py": "requests to a server for tests",
     "gem_eval/atif.py": "what it has just written",
     "gem_eval/episode.py": "what its own wrapper has written",
     "gem_eval/inspect_log.py": "what it has just written",
@@ -48,7 +51,7 @@ TEXTS_OF_POLICIES = {
 
 
 def readers(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines that use a parser of the standard library."""
+    """Yield the lines that use a parser of the standard library or of a client."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Attribute)
@@ -58,6 +61,9 @@ def readers(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
         if isinstance(node, ast.ImportFrom) and node.module in ("json", "tomllib"):
             yield node.lineno
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+            if node.func.attr == "json" and not node.keywords:
+                yield node.lineno
 
 
 def test_files_and_servers_are_read_in_one_place() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import re
 import shutil
 import site
@@ -198,7 +199,9 @@ def test_the_doctor_says_what_there_is_and_what_is_unsafe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     status = main(["doctor"])
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    said = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in said.splitlines()}
     assert set(RUNNERS) <= set(lines)
+    assert f"programs run in CPython {platform.python_version()} at {sys.executable}, " in said
     assert "nothing (unsafe)" in lines["subprocess"]
     assert (status == 0) == ("not available" not in lines["bwrap"])

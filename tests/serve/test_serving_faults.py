@@ -513,21 +513,25 @@ def test_an_episode_of_a_huge_number_takes_no_time(executor: str) -> None:
             runs.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "raised"), [("exit", "SystemExit"), ("interrupt", "KeyboardInterrupt")]
+)
 def test_rollouts_of_a_server_survive_what_its_environments_raise(
-    served: Served, small_tokenizer: Any
+    served: Served, small_tokenizer: Any, kind: str, raised: str
 ) -> None:
     from gem_serve.executors.remote import RemoteExecutor
 
-    executor = RemoteExecutor(served.url)
+    executor, said = RemoteExecutor(served.url), small_tokenizer.encode(kind)
     try:
-        trajectories = play_batch(
+        left, stayed = play_batch(
             [Task(LEAVES, 1), Task(OBLIGING, 1)],
-            lambda requests: [Sample([9], None, "stop") for _ in requests],
+            lambda requests: [Sample([*said], None, "stop") for _ in requests],
             ChatFormat(small_tokenizer),
-            budget=Budget(turn_tokens=8, response_tokens=64, prompt_tokens=2048, turns=2),
+            budget=Budget(turn_tokens=16, response_tokens=128, prompt_tokens=2048, turns=2),
             executor=executor,
         )
-        assert len(trajectories) == 2
+        assert raised in str(left.failure)
+        assert (stayed.failure, [turn.text for turn in stayed.turns]) == (None, [kind, kind])
     finally:
         executor.close()
 

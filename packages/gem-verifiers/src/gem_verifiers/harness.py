@@ -10,7 +10,7 @@ import asyncio
 import json
 import weakref
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypedDict
 
 import httpx
 from verifiers.v1.configs.harness import HarnessConfig
@@ -19,8 +19,18 @@ from verifiers.v1.harness import Harness
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
 
+from gem.errors import UnreachableError
 from gem.fetching import is_local
+from gem.json_lines import parse_as
 from gem.tools.base import read_arguments
+
+
+class _Choice(TypedDict):
+    message: dict[str, Any]
+
+
+class _Answer(TypedDict):
+    choices: list[_Choice]
 
 
 class GemChatConfig(HarnessConfig):
@@ -68,7 +78,7 @@ class GemChat(Harness[GemChatConfig]):
                 )
                 if answer.status_code >= 400:
                     return ProgramResult(exit_code=1, stdout="", stderr=answer.text)
-                message = answer.json()["choices"][0]["message"]
+                message = _message(answer.content, endpoint)
                 messages.append(message)
                 if not message.get("tool_calls"):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
@@ -76,6 +86,19 @@ class GemChat(Harness[GemChatConfig]):
                     content = await _result(call["function"], servers, dispatch)
                     told = {"role": "tool", "tool_call_id": call["id"], "content": content}
                     messages.append(told)
+
+
+def _message(body: bytes, endpoint: str) -> dict[str, Any]:
+    """Return the message of the first choice.
+
+    Raises:
+        UnreachableError: The answer is none of a model.
+    """
+    place = f"the answer of {endpoint}"
+    answer: _Answer = parse_as(body, _Answer, place, UnreachableError)
+    if not answer["choices"]:
+        raise UnreachableError(f"{place} has no choice")
+    return answer["choices"][0]["message"]
 
 
 async def _result(call: dict[str, str], servers: Any, dispatch: Any) -> Any:
