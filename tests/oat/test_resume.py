@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from gem.errors import UnfinishedError
 from gem.tasks import TaskSet
-from gem_oat import learner
+from gem_oat import learner, status_files
 from gem_oat.data import Batches
 from gem_train.checkpoints import Checkpoint, Checkpoints
 from gem_train.experiment.tasksets import DatasetRow
@@ -53,6 +54,21 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One rank."""
     monkeypatch.setattr(learner, "_all_gather", lambda mine: [mine])
     yield
+
+
+def test_a_run_that_ends_early_ends_with_an_error_and_says_so_to_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(status_files.STATUS, str(tmp_path))
+    monkeypatch.setattr(learner.PPOMultiTurnLearner, "run", lambda self: None)
+    early: Any = object.__new__(learner.Learner)
+    early._rank, early.recording = 0, SimpleNamespace(iterations=4)
+    early.strategy = SimpleNamespace(is_rank_0=lambda: True)
+    early.args = SimpleNamespace(iterations=10, gem=SimpleNamespace(record_dir=str(tmp_path)))
+    with pytest.raises(UnfinishedError, match="only 4 of 10 iterations"):
+        early.run()
+    [(_, said)] = status_files.failures(tmp_path)
+    assert "only 4 of 10 iterations" in said
 
 
 def test_without_a_checkpoint_a_run_begins(tmp_path: Path) -> None:

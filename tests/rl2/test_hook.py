@@ -15,7 +15,7 @@ import torch
 import wandb
 from sglang_router.launch_router import RouterArgs
 
-from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.errors import ConfigurationError, UnfinishedError, UnsupportedVersionError
 from gem_rl2 import hook, rollout
 from gem_rl2.record import record_logs
 from gem_rl2.rollout import Rollouts
@@ -177,6 +177,17 @@ def test_an_evaluation_before_the_first_iteration_can_be_had(made: Any) -> None:
     assert evaluated("trainer.test_freq=2", "+gem.evaluate_from=0") == [0]
     assert evaluated("trainer.test_freq=2") == []
     assert evaluated("+gem.evaluate_from=0") == []
+
+
+def test_a_run_that_ends_early_ends_with_an_error(made: Any, tmp_path: Path) -> None:
+    class Made(Parts):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.train_dataloader = [["a row"]] * 3
+
+    trainer, _ = made(f"+gem.record_dir={tmp_path}", "trainer.n_epochs=2", parts=Made)
+    with pytest.raises(UnfinishedError, match="only 0 of 6 iterations"):
+        trainer.train()
 
 
 def test_another_env_file_is_refused(made: Any) -> None:

@@ -17,7 +17,7 @@ import tinker
 from tinker_cookbook.rl import train as stock
 from tinker_cookbook.utils.misc_utils import split_list
 
-from gem.errors import RolloutError, UnsupportedVersionError
+from gem.errors import RolloutError, UnfinishedError, UnsupportedVersionError
 from gem_tinker import cookbook, cookbook_train
 from gem_train.record import read_run
 
@@ -165,6 +165,16 @@ def test_afterwards_the_cookbook_is_what_it_was(service: Any, tmp_path: Path) ->
     with pytest.raises(tinker.TinkerError):
         run(tmp_path)
     assert (stock.prepare_minibatch, stock.do_train_step_and_get_sampling_client) == before
+
+
+def test_a_run_that_ends_early_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def early(config: Any) -> None: ...
+
+    monkeypatch.setattr(stock, "main", early)
+    with pytest.raises(UnfinishedError, match="only 0 of 3 iterations"):
+        run(tmp_path)
 
 
 def test_a_cookbook_with_another_function_is_refused(

@@ -189,6 +189,18 @@ def test_rows_are_recorded_on_demand(
     assert sum(rows[0][0]["mask"]) > 0
 
 
+def test_a_run_that_ends_early_has_another_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def early(config: Any, report: Any) -> None:
+        report(0, "train", {})
+
+    monkeypatch.setattr(train, "train", early)
+    words = ["model=m", f"train={TASKS}", "iterations=4", "tasks=2", "turns=2", "turn_tokens=12"]
+    assert train.main(words) == 2
+    assert "only 1 of 4 iterations" in capsys.readouterr().err
+
+
 def test_the_command_line_says_what_is_wrong(
     service: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

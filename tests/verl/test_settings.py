@@ -19,7 +19,14 @@ BASE = [
     "algorithm.adv_estimator=gem_rebn",
 ]
 
-ASYNC = [f"trainer.v1.trainer_mode={mode}colocate_async" for mode in ("", "gem_")]
+ASYNC = [
+    ["trainer.v1.trainer_mode=colocate_async"],
+    ["trainer.v1.trainer_mode=gem_colocate_async"],
+    [
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=1",
+    ],
+]
 SDPA = f"+{ATTENTION}=sdpa"
 SPLIT = [f"actor_rollout_ref.actor.{t}ulysses_sequence_parallel_size" for t in ("fsdp_config.", "")]
 
@@ -86,7 +93,7 @@ def test_parts_of_a_batch_are_enough_where_nothing_is_normalised_over_all_of_it(
             "filter_groups.enable: it takes a failed episode for one of reward 0",
         ),
         (["algorithm.adv_estimator=grpo"], "reward 0, .* cannot stop at it; set trainer.v1"),
-        *((["+gem.seed=1", mode], "^gem.seed: a turn that verl interrupts") for mode in ASYNC),
+        *((["+gem.seed=1", *mode], "^gem.seed: a turn that verl interrupts") for mode in ASYNC),
         *(
             ([f"{key}=2", SDPA], f"^{key}: verl shares .* sdpa .* wrong; .*, got 2$")
             for key in SPLIT
