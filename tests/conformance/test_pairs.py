@@ -16,7 +16,7 @@ from gem_train.pairs import FEATURES, features, shown, verdict
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 
 
-every_adapter = pytest.mark.parametrize("name", [n for n in ADAPTERS if n != "reference"])
+every_adapter = pytest.mark.parametrize("name", ADAPTERS)
 
 
 @every_adapter
