@@ -18,8 +18,8 @@ from gem_math.grading import grade
 needs_math = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="needs the extra math"
 )
-# Marked pairs with whose label we agree all the same: the rule does not reach so far, and in the last
-# one the values differ by less than can be seen. Marks stay as they were set before any grading.
+# Marked pairs with whose label we agree all the same: the rule does not reach so far, and in the
+# last one the values differ by less than can be seen. Marks stay as they were set before grading.
 AGREED_MARKS = {
     ("42=x", "42"),
     (

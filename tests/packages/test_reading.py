@@ -61,9 +61,13 @@ def readers(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
         if isinstance(node, ast.ImportFrom) and node.module in ("json", "tomllib"):
             yield node.lineno
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
-            if node.func.attr == "json" and not node.keywords:
-                yield node.lineno
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "json"
+            and not node.args + node.keywords
+        ):
+            yield node.lineno
 
 
 def test_files_and_servers_are_read_in_one_place() -> None:
