@@ -59,6 +59,15 @@ def test_doing_nothing_wins_19_tasks_and_no_clean_one() -> None:
     assert won == [19.0, 0.0]
 
 
+def test_a_message_with_all_numbers_wins_one_more() -> None:
+    env, numbers, won = airline(), " ".join(map(str, range(3000))), 0.0
+    for idx in range(50):
+        env.reset(seed=0, idx=idx)
+        _, reward, *ended, _ = env.step(numbers)
+        won += reward if any(ended) else env.step(NOTHING)[1]
+    assert won == 20.0
+
+
 def test_an_oracle_without_one_write_fails() -> None:
     env = airline()
     failed = 0
