@@ -14,9 +14,15 @@ from served import serving
 
 import gem
 from gem.blame import cause_of
-from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
+from gem.errors import (
+    ConfigurationError,
+    ResetNeededError,
+    UnknownParameterError,
+    UnreachableError,
+)
 from gem_serve.conversation import AgentProgramError, HistoryError, UnsupportedRequestError
 from gem_serve.offers import Offer
+from gem_verifiers.harness import _message
 
 
 def completed(text: str) -> Answer:
@@ -164,6 +170,14 @@ def test_what_a_harness_should_not_do_is_void_and_named(
         with pytest.raises(error, match=told):
             env.reset(seed=0)
             env.step("a")
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": 1}]}', b"[" * 10**5]
+)
+def test_an_answer_of_no_model_is_named_with_its_server(body: bytes) -> None:
+    with pytest.raises(UnreachableError, match="the answer of http://there"):
+        _message(body, "http://there")
 
 
 @pytest.mark.parametrize(("how", "turns"), [("stream", 1), ("twice", 2)])
