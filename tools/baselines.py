@@ -1,22 +1,47 @@
-"""Draw the figures and tables of docs/baselines.md from what `make baselines` has run so far.
+"""Choose the learning rates of docs/baselines.md, and draw its figures and tables.
 
-    python tools/baselines.py runs/baselines
+    python tools/baselines.py runs/baselines rates    # writes baselines.toml and algorithms.toml
+    python tools/baselines.py runs/baselines          # draws what `make baselines` has run so far
 
-Writes `<figure>.svg` and `<figure>.md` beside the runs, and prints what has not been run.
+Rates are chosen by the runs of recipes/sweeps/baselines-rates.toml, whose seed is no figure's: of
+each experiment and estimator the rate with the highest success, mean over the whole run. The second
+command writes `<figure>.svg` and `<figure>.md` beside the runs, and prints what has not been run.
 """
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gem_bench.__main__ import main as gem_bench
+from rates import best, over_rates
+
+from gem_bench.plot import plot
+from gem_bench.series import Group, load_runs
 from gem_bench.sweep import Planned, read
+from gem_bench.table import as_markdown, tabulate
+from gem_train.experiment.runspec import AlgorithmPart
 from gem_train.record import RUN, read_run
 
 SWEEPS = Path(__file__).parents[1] / "recipes" / "sweeps"
+WHITENED = ", whitened"
+ESTIMATORS = {
+    "reinforce": "REINFORCE",
+    "rebn": "ReBN",
+    "grpo": "GRPO",
+    "gae": "PPO",
+    f"gae{WHITENED}": "PPO, whitened",
+}
+HEADS = {
+    "baselines": "Figure 1 of docs/baselines.md: REINFORCE and ReBN on each kind of environment.",
+    "algorithms": """Figure 4 of docs/baselines.md: GRPO and PPO, which has a critic of each turn's
+# value (`gae`). REINFORCE and ReBN of the same experiments, with as many episodes, are in
+# baselines.toml.""",
+}
 
 
 @dataclass(frozen=True)
@@ -50,25 +75,103 @@ FIGURES = (
 )
 
 
-def main(root: Path) -> int:
-    """Draw all figures; return 0."""
+def main(root: Path, command: str | None = None) -> int:
+    """Write the sweeps, or draw all figures; return 0."""
+    tried = tried_rates(root)
+    if command == "rates":
+        for name in HEADS:
+            (SWEEPS / f"{name}.toml").write_text(sweep_file(name, tried), encoding="utf-8")
+        return 0
+    if tried:
+        by_name = {path.stem: by_estimator for path, by_estimator in tried.items()}
+        (root / "baselines-rates.svg").write_text(over_rates(by_name, ESTIMATORS), encoding="utf-8")
+        (root / "baselines-rates.md").write_text("\n".join(chosen(tried)), encoding="utf-8")
     for figure in FIGURES:
         runs = planned(figure)
-        folders = [str(root / run.name) for run in runs if finished(root / run.name)]
+        folders = [root / run.name for run in runs if finished(root / run.name)]
         print(f"{figure.name}: {len(folders)} of {len(runs)} runs")
         if not folders:
             continue
-        base = root / figure.name
-        panels = [] if figure.panels is None else ["--panels", figure.panels]
-        drawn = ["--metrics", figure.metric, "--window", "5", "--out", f"{base}.svg"]
-        gem_bench(["plot", *folders, *panels, *drawn])
+        groups = [by_estimator_alone(group) for group in load_runs(folders)]
+        several = len({group.settings.get("name") for group in groups}) > 1
+        panels = figure.panels if several else None  # a single experiment is drawn alone
+        drawn = plot(groups, metrics=[figure.metric], window=5, panels=panels)
+        (root / f"{figure.name}.svg").write_text(drawn, encoding="utf-8")
         for split in figure.splits:
-            window = "10" if split == "train" else "1"
-            out = base if split == "train" else f"{base}-{split.partition(':')[2]}"
-            how = ["--columns", figure.columns, "--metric", figure.metric, "--split", split]
-            how += ["--window", window, "--format", "markdown", "--out", f"{out}.md"]
-            gem_bench(["table", *folders, *how])
+            table = tabulate(
+                groups,
+                columns=figure.columns,
+                metric=figure.metric,
+                split=split,
+                window=10 if split == "train" else 1,
+            )
+            out = figure.name if split == "train" else f"{figure.name}-{split.partition(':')[2]}"
+            (root / f"{out}.md").write_text(as_markdown(table) + "\n", encoding="utf-8")
     return 0
+
+
+def estimator(algorithm: AlgorithmPart) -> str:
+    """Return the key of `ESTIMATORS`."""
+    return algorithm.advantage + (WHITENED if algorithm.whiten else "")
+
+
+def by_estimator_alone(group: Group) -> Group:
+    """Return a group that its estimator tells from others, not its learning rate."""
+    settings = {k: v for k, v in group.settings.items() if k != "optimizer.lr"}
+    if settings.pop("algorithm.whiten", False):
+        settings["algorithm.advantage"] += WHITENED
+    return replace(group, settings=settings)
+
+
+Tried = dict[Path, dict[str, dict[float, list[float]]]]
+"""Success over the whole run of every seed, by recipe, estimator and learning rate."""
+
+
+def tried_rates(root: Path) -> Tried:
+    """Return what the runs that are finished came to."""
+    found: Tried = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for run in read([SWEEPS / "baselines-rates.toml"]):
+        if finished(root / run.name):
+            lines = read_run(root / run.name).metrics
+            area = statistics.fmean(x["success_rate"] for x in lines if x["split"] == "train")
+            by_rate = found[run.path.resolve()][estimator(run.spec.algorithm)]
+            by_rate[run.spec.optimizer.lr].append(area)
+    return found
+
+
+def sweep_file(name: str, tried: Tried) -> str:
+    """Return the sweep of a figure, each estimator at its best rate, or the recipe's if none."""
+    recipes: dict[Path, list[str]] = defaultdict(list)
+    for run in read([SWEEPS / "baselines-rates.toml"]):
+        mine = (run.spec.algorithm.advantage in ("reinforce", "rebn")) == (name == "baselines")
+        if mine and (key := estimator(run.spec.algorithm)) not in recipes[run.path.resolve()]:
+            recipes[run.path.resolve()].append(key)
+    parts = [f"# {HEADS[name]}\n# `python tools/baselines.py RUNS rates` writes this file."]
+    for path, keys in recipes.items():
+        for key in keys:
+            by_rate = tried.get(path, {}).get(key)
+            parts.append(
+                "\n".join(
+                    [
+                        "[[runs]]",
+                        f'spec = "{os.path.relpath(path, SWEEPS)}"',
+                        "seeds = [0, 1, 2]",
+                        f'vary.algorithm.advantage = ["{key.removesuffix(WHITENED)}"]',
+                        *(["vary.algorithm.whiten = [true]"] if key.endswith(WHITENED) else []),
+                        *([f"set.optimizer.lr = {best(by_rate):g}"] if by_rate else []),
+                    ]
+                )
+            )
+    return "\n\n".join(parts) + "\n"
+
+
+def chosen(tried: Tried) -> list[str]:
+    """Return the table of the rates that were chosen."""
+    lines = [f"| | {' | '.join(ESTIMATORS.values())} |", f"|---|{'---:|' * len(ESTIMATORS)}"]
+    for path, found in tried.items():
+        cells = (f"{best(found[key]):g}" if key in found else "" for key in ESTIMATORS)
+        lines.append(f"| `{path.stem}` | {' | '.join(cells)} |")
+    return lines
 
 
 def planned(figure: Figure) -> list[Planned]:
@@ -89,4 +192,4 @@ def finished(folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))

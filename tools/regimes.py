@@ -15,10 +15,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
-from gem_bench.plot import COLORS
+from rates import best, over_rates, picture, text
+
 from gem_bench.stats import Estimate, difference_of_runs, rate_over_runs
 from gem_bench.sweep import Planned, read
 from gem_train.record import RUN, read_run
@@ -54,6 +54,8 @@ class Score:
     """Share of updates whose gradient was clipped."""
     negative: float
     """Share of turns with a negative advantage."""
+    moved: float
+    """KL divergence of an update, nats per token, median over iterations."""
 
 
 Key = tuple[str, str, float]
@@ -99,12 +101,8 @@ def score(folder: Path, run: Planned) -> Score:
         statistics.median(norms),
         statistics.fmean(norm > run.spec.optimizer.grad_clip for norm in norms),
         statistics.fmean(line["negative_advantage_rate"] for line in updates),
+        statistics.median(line["update_kl"] for line in updates),
     )
-
-
-def best(by_rate: Mapping[float, Mapping[int, Score]]) -> float:
-    """Return the learning rate with the highest mean area."""
-    return max(by_rate, key=lambda rate: statistics.fmean(s.area for s in by_rate[rate].values()))
 
 
 def sweep_file(found: Scores) -> str:
@@ -114,7 +112,7 @@ def sweep_file(found: Scores) -> str:
         "# chose from the runs of regimes-rates.toml."
     ]
     for (regime, estimator, gamma), by_rate in found.items():
-        rate = best(by_rate)
+        rate = best({rate: [s.area for s in each.values()] for rate, each in by_rate.items()})
         several = sum(key[:2] == (regime, estimator) for key in found) > 1
         for advantage in (estimator, "control"):
             if advantage == "control" and (estimator != "rebn" or regime not in CONTROLLED):
@@ -213,10 +211,10 @@ def answers(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]]
 
 
 def updates(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]]) -> list[str]:
-    """Return the table of entropy, gradients and signs of advantages, means over runs."""
+    """Return the table of entropy, gradients, steps and signs of advantages, means over runs."""
     lines = [
-        "| | | entropy, begin and end | gradient norm | clipped | negative advantages |",
-        "|---|---|---:|---:|---:|---:|",
+        "| | | entropy, begin and end | gradient norm | clipped | KL | negative advantages |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for regime, found in table.items():
         for name, (_, by_seed) in found.items():
@@ -226,10 +224,11 @@ def updates(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]]
             first, last = (statistics.fmean(run.entropy[i] for run in runs) for i in range(2))
             means = (
                 statistics.fmean(getattr(run, field) for run in runs)
-                for field in ("norm", "clipped", "negative")
+                for field in ("norm", "clipped", "moved", "negative")
             )
-            norm, clipped, negative = means
-            cells = [f"{first:.2f}, {last:.2f}", f"{norm:.2f}", f"{clipped:.0%}", f"{negative:.0%}"]
+            norm, clipped, moved, negative = means
+            cells = [f"{first:.2f}, {last:.2f}", f"{norm:.2f}", f"{clipped:.0%}"]
+            cells += [f"{moved:.4f}", f"{negative:.0%}"]
             lines.append(f"| `{regime}` | {ESTIMATORS.get(name, name)} | {' | '.join(cells)} |")
     return lines
 
@@ -278,76 +277,15 @@ def forest(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]])
     return picture("Estimators less REINFORCE by regime", left + width + 20, bottom + 50, out)
 
 
-def over_rates(found: Scores) -> str:
-    """Return a figure of the area over learning rates, a panel for each regime."""
-    panels: dict[str, dict[str, Mapping[float, Mapping[int, Score]]]] = defaultdict(dict)
+def areas(found: Scores) -> dict[str, dict[str, dict[float, list[float]]]]:
+    """Return the area of every seed by regime, estimator and learning rate."""
+    panels: dict[str, dict[str, dict[float, list[float]]]] = defaultdict(dict)
     for (regime, estimator, gamma), by_rate in found.items():
         several = len({key[2] for key in found if key[0] == regime}) > 1
-        panels[f"{regime}, discount {gamma:g}" if several else regime][estimator] = by_rate
-    wide, high, columns = 230, 170, 4
-    out = []
-    for index, name in enumerate(ESTIMATORS):
-        out.append(f'<line class="g{index} mean" x1="{120 * index}" x2="{120 * index + 22}"')
-        out[-1] += ' y1="10" y2="10"/>'
-        out.append(text("name", 120 * index + 30, 15, ESTIMATORS[name]))
-    for number, (title, lines) in enumerate(panels.items()):
-        x0, y0 = number % columns * (wide + 60) + 34, number // columns * (high + 50) + 60
-        out.append(text("name", x0, y0 - 10, title))
-        rates = sorted({rate for by_rate in lines.values() for rate in by_rate})
-        for tick in (0.0, 0.5, 1.0):
-            y = y0 + high * (1 - tick)
-            out.append(f'<line class="grid" x1="{x0}" x2="{x0 + wide}" y1="{y}" y2="{y}"/>')
-            out.append(text("tick", x0 - 6, y + 4, f"{tick:g}", "end"))
-        step = wide / max(1, len(rates) - 1)
-        for place, rate in enumerate(rates):
-            out.append(text("tick", x0 + place * step, y0 + high + 16, f"{rate:g}", "middle"))
-        for index, name in enumerate(ESTIMATORS):
-            points = [
-                (x0 + rates.index(rate) * step, y0 + high * (1 - statistics.fmean(areas)))
-                for rate, by_seed in sorted(lines.get(name, {}).items())
-                if (areas := [s.area for s in by_seed.values()])
-            ]
-            joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            out.append(f'<polyline class="g{index} mean" points="{joined}"/>')
-            out += [
-                f'<circle class="g{index} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points
-            ]
-    deep = math.ceil(len(panels) / columns)
-    return picture(
-        "Area under the curve over learning rates",
-        columns * (wide + 60),
-        deep * (high + 50) + 50,
-        out,
-    )
-
-
-def text(kind: str, x: float, y: float, words: str, anchor: str = "start") -> str:
-    """Return an SVG text."""
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{kind}" {place}>{escape(words)}</text>'
-
-
-def picture(title: str, width: float, height: float, parts: Sequence[str]) -> str:
-    """Return an SVG for light and dark pages."""
-    light, dark = (
-        "".join(f".g{i}{{--c:{pair[mode]}}}" for i, pair in enumerate(COLORS)) for mode in (0, 1)
-    )
-    style = (
-        ".paper{fill:#fff}.name{fill:#1c2430;font-weight:600}.tick{fill:#5b6675;font-size:12px}"
-        ".grid{stroke:#e3e7ed}.zero{stroke:#5b6675;stroke-width:1.6}.dot{fill:var(--c)}"
-        ".whisker{stroke:var(--c);stroke-width:2}.mean{fill:none;stroke:var(--c);stroke-width:2.2}"
-        f"{light}@media(prefers-color-scheme:dark){{.paper{{fill:#0f141b}}.name{{fill:#e6ebf2}}"
-        f".tick{{fill:#9aa6b5}}.zero{{stroke:#9aa6b5}}.grid{{stroke:#26303d}}{dark}}}"
-    )
-    size = (
-        f'width="{width + 28}" height="{height + 28}" viewBox="-14 -14 {width + 28} {height + 28}"'
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-size="13" '
-        f'font-family="system-ui, sans-serif"><title>{escape(title)}</title><style>{style}</style>'
-        f'<rect class="paper" x="-14" y="-14" width="{width + 28}" height="{height + 28}"/>'
-        f"{''.join(parts)}</svg>\n"
-    )
+        panels[f"{regime}, discount {gamma:g}" if several else regime][estimator] = {
+            rate: [score.area for score in by_seed.values()] for rate, by_seed in by_rate.items()
+        }
+    return panels
 
 
 def main(root: Path, command: str | None) -> int:
@@ -356,7 +294,7 @@ def main(root: Path, command: str | None) -> int:
     if command == "rates":
         REGIMES.write_text(sweep_file(tried), encoding="utf-8")
         return 0
-    (root / "rates.svg").write_text(over_rates(tried), encoding="utf-8")
+    (root / "rates.svg").write_text(over_rates(areas(tried), ESTIMATORS), encoding="utf-8")
     every = scores(root, read([REGIMES]))
     control = {key: v for key, v in every.items() if key[1] == "control"}
     table = rows({key: v for key, v in every.items() if key[1] in ESTIMATORS})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,13 @@ TOOL = Path(__file__).parents[2] / "tools" / "baselines.py"
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
+def tool() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(TOOL.parent))  # where a script's own folder is
+        yield loaded()
+
+
+def loaded() -> ModuleType:
     spec = importlib.util.spec_from_file_location("baselines_tool", TOOL)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -49,17 +57,51 @@ def test_a_figure_compares_with_the_baselines_of_the_same_recipes(tool: ModuleTy
     assert estimators == {"reinforce", "rebn", "grpo", "gae"}
 
 
+def record(run: Any, folder: Path, rates: Sequence[float], status: str = "finished") -> None:
+    recorder = Recorder(folder / run.name)
+    recorder.start({"trainer": "reference", "status": status, "spec": run.spec.to_mapping()})
+    for iteration, rate in enumerate(rates):
+        recorder.metrics(iteration, {"success_rate": rate, "episodes": 64})
+
+
+def test_each_estimator_gets_the_rate_with_the_highest_success_over_the_run(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    means = {1e-4: [0.1, 0.2], 3e-4: [0.5, 0.5], 1e-3: [0.0, 0.9], 3e-3: [0.9, 0.9]}
+    for run in tool.read([tool.SWEEPS / "baselines-rates.toml"]):
+        if run.spec.name == "gcd" and run.spec.algorithm.advantage in ("rebn", "gae"):
+            status = "running" if run.spec.optimizer.lr == 3e-3 else "finished"
+            record(run, tmp_path, means[run.spec.optimizer.lr], status)
+    tried = tool.tried_rates(tmp_path)
+    written = {name: tool.sweep_file(name, tried).split("[[runs]]") for name in tool.HEADS}
+    [reinforce, rebn] = [part for part in written["baselines"] if "/gcd.toml" in part]
+    assert "set.optimizer.lr = 0.0003" in rebn and '["rebn"]' in rebn
+    assert "set.optimizer.lr" not in reinforce, "no run of it is finished: the recipe's"
+    grpo, ppo, whitened = [part for part in written["algorithms"] if "/gcd.toml" in part]
+    assert "set.optimizer.lr" not in grpo
+    assert ("whiten" in ppo, "whiten" in whitened) == (False, True)
+    assert all("set.optimizer.lr = 0.0003" in part for part in (ppo, whitened))
+    assert tool.chosen(tried)[2:] == ["| `gcd` |  | 0.0003 |  | 0.0003 | 0.0003 |"]
+
+
+def test_rates_do_not_tell_experiments_apart_but_whitening_does(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    for run in tool.read([tool.SWEEPS / "baselines-rates.toml"]):
+        if run.spec.name == "gcd" and run.spec.optimizer.lr == 1e-3:
+            record(run, tmp_path, [0.5])
+    groups = [tool.by_estimator_alone(g) for g in tool.load_runs(sorted(tmp_path.iterdir()))]
+    assert {g.settings["algorithm.advantage"] for g in groups} == set(tool.ESTIMATORS)
+    assert not any("optimizer.lr" in group.settings for group in groups)
+
+
 def test_it_draws_what_is_finished_and_counts_the_rest(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = tool.planned(tool.FIGURES[0])
     for run in planned[:12]:  # two recipes, two estimators, three seeds
-        recorder = Recorder(tmp_path / run.name)
         status = "running" if run.name.endswith("-2") else "finished"
-        about = {"trainer": "reference", "status": status, "spec": run.spec.to_mapping()}
-        recorder.start(about)
-        for iteration, rate in enumerate([0.2, 0.4, 0.6]):
-            recorder.metrics(iteration, {"success_rate": rate, "episodes": 64})
+        record(run, tmp_path, [0.2, 0.4, 0.6], status)
     assert tool.main(tmp_path) == 0
     assert f"baselines: 8 of {len(planned)} runs" in capsys.readouterr().out
     picture = (tmp_path / "baselines.svg").read_text()

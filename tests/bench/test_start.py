@@ -21,6 +21,7 @@ from gem_bench.start import Start, as_text, asked, measure
 from gem_bench.stats import Estimate
 
 SPLIT = Path(__file__).parents[2] / "recipes" / "regimes" / "hard.toml"
+CURRICULUM = Path(__file__).parents[2] / "recipes" / "curricula" / "sokoban.toml"
 RECIPE = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
 
 
@@ -59,7 +60,7 @@ def test_the_landmarks_of_the_recipe_are_what_such_players_reach() -> None:
 
 def begun(**fields: Any) -> Start:
     success = Estimate(fields.pop("sampled", 0.3), None, None, "none", 1)
-    known = {"greedy": 0.3, "asked": [], "format_errors": 0.0, "making_s": 0.0}
+    known = {"greedy": 0.3, "asked": [], "stages": [], "format_errors": 0.0, "making_s": 0.0}
     return Start(name="x", model="m", parameters=1, success=success, **{**known, **fields})
 
 
@@ -94,6 +95,37 @@ def test_it_is_said_that_only_the_first_tasks_are_compared(monkeypatch: pytest.M
     monkeypatch.setattr("gem_bench.start._MOST_ASKED", 8)
     text = as_text(begun(asked=asked(load_spec(SPLIT, ()))))
     assert "in the first 8 of 640 tasks" in text
+
+
+def test_a_model_is_measured_at_each_stage_beside_the_player_that_it_was_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The player always does the right thing; a model of one step knows nothing."""
+    monkeypatch.setenv("GEM_CACHE", str(tmp_path))
+    model = "small?competent=1.0&episodes=64&careful_steps=0&steps=1&hidden=32"
+    spec = load_spec(
+        CURRICULUM, [f'policy.model="{model}"', "env.schedule.0.params={ num_boxes = 2 }"]
+    )
+    found = measure(spec, episodes=32)
+    assert [stage.player for stage in found.stages] == [1.0] * len(found.stages)
+    assert [stage.success < 0.5 for stage in found.stages] == [True] * len(found.stages)
+    assert [stage.changed for stage in found.stages][:2] == [{}, {"num_boxes": 2}]
+    assert len(found.stages) == 1 + len(spec.env[0].schedule)
+    text = as_text(found)
+    assert (
+        f"stage 0: success {found.stages[0].success:.2f}, the player that it was shown 1.00" in text
+    )
+    assert "stage 1 (num_boxes 2): success " in text
+
+
+def test_a_model_that_was_shown_nothing_has_no_player() -> None:
+    plain = load_spec(RECIPE, ())
+    assert measure(plain, episodes=2).stages == []
+    harder = "env.schedule=[{ iteration = 1, params = { max_turns = 2 } }]"
+    before, after = measure(load_spec(RECIPE, [harder]), episodes=64).stages
+    assert before.player is after.player is None
+    assert before.success > after.success
+    assert "the player" not in as_text(begun(stages=[before, after]))
 
 
 def test_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:

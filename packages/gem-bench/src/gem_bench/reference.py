@@ -282,6 +282,8 @@ class Learner:
         self.behaviour = Behaviour(self.policy, spec.training.staleness)
         self.estimator_state: dict[str, float] = {}  # of an estimator that keeps one
         self.agreement = Agreement()  # of the last batch
+        # Rows of its first forward pass, with their log-probabilities before the update.
+        self._before: list[tuple[Sequence[Row], Tensor]] = []
         self.critic: Critic | None = None
         if spec.algorithm.estimator.needs_critic:
             self.critic = Critic(path, device, self.chat)
@@ -380,12 +382,13 @@ class Learner:
 
         Returns:
             Means over the optimiser steps of loss, gradient norm before clipping, entropy,
-            learning rate and share of clipped tokens; the first pass's metrics of
-            `gem_train.experiment.agreement`, if tokens are drawn from all candidates; with a KL
-            penalty also of `kl`, with a
-            correction of the shares of tokens with a ratio beyond its bounds (`tis_fraction`) and
-            of rejected ones (`rejected_fraction`), with a critic of its loss and gradient norm. In
-            the critic's warm-up those of the critic alone.
+            learning rate and share of clipped tokens; `update_kl`, the KL divergence of the policy
+            after the update from that before it, in nats per token, as k3 estimates it on the first
+            forward pass's tokens; the first pass's metrics of `gem_train.experiment.agreement`, if
+            tokens are drawn from all candidates; with a KL penalty also of `kl`, with a correction
+            of the shares of tokens with a ratio beyond its bounds (`tis_fraction`) and of rejected
+            ones (`rejected_fraction`), with a critic of its loss and gradient norm. In the critic's
+            warm-up those of the critic alone.
         """
         algorithm = self.spec.algorithm
         batches = [batch for batch in minibatches(rows, algorithm.minibatches) if batch]
@@ -396,6 +399,7 @@ class Learner:
             for row, logprobs in self._logprobs(self.initial, rows):
                 row.initial_logprobs = logprobs
         steps, self.agreement = [], Agreement()
+        self._before.clear()
         with recomputing(self.policy, *filter(None, [self.critic])):
             for number, batch in enumerate(batches * algorithm.epochs):
                 self._schedule(iteration * self.spec.steps + number)
@@ -405,7 +409,15 @@ class Learner:
                 if self.critic is not None:
                     step |= self._critic_step(self.critic, batch, target)
                 steps.append(step)
-        return update_metrics(steps) | self.agreement.metrics()
+        metrics = update_metrics(steps) | self.agreement.metrics()
+        for first, before in self._before:
+            metrics["update_kl"] = self._update_kl(first, before)
+        return metrics
+
+    def _update_kl(self, rows: Sequence[Row], before: Tensor) -> float:
+        """Return how far the policy went from log-probabilities of rows, in nats per token."""
+        after = torch.cat([logprobs for _, logprobs in self._logprobs(self.policy, rows)])
+        return kl_penalty(before, after, "k3").mean().item()
 
     def _schedule(self, step: int) -> None:
         """Set the learning rates of an optimiser step."""
@@ -450,6 +462,8 @@ class Learner:
                 )
             known = [row.old_logprobs for row in chunk if row.old_logprobs is not None]
             old = torch.cat(known) if known else new.detach()
+            if not self._before:
+                self._before.append((chunk, old))
             weights = [algorithm.weights(row.turn, longest) for row in chunk]
             per_token = [w[t] for row, w in zip(chunk, weights, strict=True) for t in row.turn]
             weight = torch.tensor(per_token, device=self.device)

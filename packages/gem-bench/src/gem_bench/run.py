@@ -44,6 +44,8 @@ LOG = "trainer.log"
 STATUSES = {"finished": 0, "failed": 1, "timeout": 124, "interrupted": 130}
 """Final statuses of a run, with the exit status of `gem-bench run`."""
 _POLL_S = 0.25
+_NOTE_S = 1.0
+"""Between two looks at all processes of the machine: a look reads a file of each."""
 _GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL when the processes of a run are ended."""
 
@@ -344,9 +346,12 @@ def _supervise(
         except OSError as error:
             raise ConfigurationError(f"cannot start {program}: {error}") from error
         try:
+            noted = began
             while family.launcher.poll() is None and stop is None:
                 time.sleep(_POLL_S)
-                family.note()
+                if time.monotonic() - noted >= _NOTE_S:
+                    noted = time.monotonic()
+                    family.note()
                 show()
                 if signals:
                     stop = "interrupted"

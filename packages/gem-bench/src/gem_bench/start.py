@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gem.core import WrapperLike
 from gem.multi import of_one_seat
 from gem.parameters import listed
+from gem.rollout import ChatFormat, play_batch
 from gem.tasks import Task
+from gem.trajectory import Trajectory
 from gem_bench.compare import estimate
 from gem_bench.models import SMALL, resolved
 from gem_bench.reference import Learner, rollout
 from gem_bench.stats import Estimate, over_tasks
 from gem_train.experiment.mixtures import Mixture
 from gem_train.experiment.runspec import RunSpec
+
+if TYPE_CHECKING:
+    from gem_cpu.small import Cloning
 
 _AT_ONCE = 128
 _MOST_ASKED = 2_048
@@ -52,6 +57,18 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class StageSuccess:
+    """How often the first environment is won after a stage of its schedule has begun."""
+
+    changed: dict[str, Any]
+    """What the stages so far have changed of its parameters."""
+    success: float
+    """Share of sampled episodes that succeed."""
+    player: float | None
+    """The same of the player that a small model was shown; None for other models."""
+
+
+@dataclass(frozen=True)
 class Start:
     """What a model can do before training, and what it will be asked."""
 
@@ -68,6 +85,8 @@ class Start:
     """Share of sampled episodes with a format error."""
     asked: list[Asked]
     """Of the tasks of cloning (small models), of training, and of each evaluation."""
+    stages: list[StageSuccess]
+    """Before any stage, and after each; none without a schedule, unless it is a small model."""
     making_s: float
     """CPU seconds of this process until the model was there; next to nothing if it was cached."""
 
@@ -101,7 +120,7 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
         ConfigurationError: The model cannot be made or loaded.
         RolloutError: Too many episodes failed.
     """
-    questions = asked(spec)
+    questions, cloning = asked(spec), _cloning(spec)
     began = time.process_time()
     spec = resolved(spec)
     making_s = time.process_time() - began
@@ -113,30 +132,72 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
         part = tasks[first : first + _AT_ONCE]
         sampled += rollout(learner, chat, part, 1, spec.sampling, (number, 0))[0]
         greedy += rollout(learner, chat, part, 1, replace(spec.sampling, top_k=1), (number, 1))[0]
+    env, by_stage = spec.env[0], []
+    for stages in range(len(env.schedule) + 1) if env.schedule or cloning else ():
+        params = env.params_after(stages)
+        part = [Task(env.id, env.seed + place, params) for place in range(min(episodes, _AT_ONCE))]
+        played = rollout(learner, chat, part, 1, spec.sampling, (stages, 2))[0]
+        changed = {name: value for name, value in params.items() if value != env.params.get(name)}
+        shown = None if cloning is None else _share_won(_shown(spec, chat, part, cloning))
+        by_stage.append(StageSuccess(changed, _share_won(played), shown))
     valid = [episode for episode in sampled if episode.valid]
-    certain = [episode for episode in greedy if episode.valid]
     return Start(
         spec.name,
         spec.policy.model,
         sum(each.numel() for each in learner.policy.parameters()),
         over_tasks([[float(episode.success)] for episode in valid]),
-        sum(episode.success for episode in certain) / len(certain),
+        _share_won(greedy),
         sum(episode.format_error for episode in valid) / len(valid),
         questions,
+        by_stage,
         making_s,
     )
+
+
+def _cloning(spec: RunSpec) -> Cloning | None:
+    """Return how a small model is made."""
+    kind, _, settings = spec.policy.model.partition("?")
+    if kind != SMALL:
+        return None
+    from gem_cpu.small import Cloning
+
+    return Cloning.parse(settings)
+
+
+def _shown(
+    spec: RunSpec, chat: ChatFormat, tasks: Sequence[Task], cloning: Cloning
+) -> list[Trajectory]:
+    """Return episodes of the player that a small model clones last."""
+    from gem_cpu.small import Mixed, Player, unjudged
+
+    tasks = [
+        replace(task, params=unjudged(of_one_seat(task.env_id, task.params))) for task in tasks
+    ]
+    sampler = Mixed(chat, tasks, Player(cloning), cloning.competent)
+    return play_batch(
+        tasks,
+        sampler,
+        chat,
+        budget=spec.budget,
+        context=spec.policy.context,
+        make_env=sampler.make,
+    )
+
+
+def _share_won(episodes: Sequence[Trajectory]) -> float:
+    valid = [episode for episode in episodes if episode.valid]
+    return sum(episode.success for episode in valid) / len(valid)
 
 
 def asked(spec: RunSpec) -> list[Asked]:
     """Compare the questions of cloning (small models), training and each evaluation of a spec."""
     purposes: dict[str, list[Task]] = {}
-    kind, _, settings = spec.policy.model.partition("?")
-    if kind == SMALL:
-        from gem_cpu.small import Cloning, cloned_tasks
+    if (cloning := _cloning(spec)) is not None:
+        from gem_cpu.small import cloned_tasks
 
         env = spec.env[0]
         params = of_one_seat(env.id, env.params)
-        purposes["cloned"] = cloned_tasks(env.id, params, Cloning.parse(settings))
+        purposes["cloned"] = cloned_tasks(env.id, params, cloning)
     purposes["trained"] = list(
         Mixture(spec.env, spec.training.iterations * spec.training.tasks, spec.training.tasks)
     )
@@ -194,6 +255,12 @@ def as_text(found: Start) -> str:
             f"  {each.name}: {each.questions:,} questions in "
             + (f"the first {each.compared:,} of " if each.compared < each.tasks else "")
             + ", ".join([f"{each.tasks:,} tasks", *shared])
+        )
+    for number, stage in enumerate(found.stages):
+        changed = ", ".join(f"{name} {value}" for name, value in stage.changed.items())
+        lines.append(
+            f"  stage {number}{f' ({changed})' if changed else ''}: success {stage.success:.2f}"
+            + ("" if stage.player is None else f", the player that it was shown {stage.player:.2f}")
         )
     lines += [f"  warning: {text}" for text in found.warnings]
     return "\n".join(lines)
