@@ -118,6 +118,8 @@ def test_small_multiples_have_a_panel_for_each_value_and_one_line_for_each_algor
     assert texts.count("reference, rebn (2 seeds)") == texts.count("reference, grpo (2 seeds)") == 1
     means = [shape.get("class") for shape in lines(svg, "mean")]
     assert means == ["mean g0", "mean g1"] * 2 + ["mean g0"] * 2
+    fewer = plot(load_runs(runs[:-1]), metrics=["success_rate"], panels="env.id")
+    assert "reference, rebn (1 to 2 seeds)" in fewer, "of `hard` one seed is left"
     with pytest.raises(ConfigurationError, match=r"'env.ids': .* these differ: env.id, algor"):
         plot(load_runs(runs), metrics=["success_rate"], panels="env.ids")
 

@@ -53,8 +53,14 @@ def test_a_part_is_every_combination_of_trainers_values_and_seeds(
     assert (last.algorithm.advantage, last.algorithm.gamma) == ("grpo", 0.5)
     assert (last.seed, last.env[0].seed, last.env[0].params) == (2, 2_000_005, {"hint": "range"})
     changed = read([path], Changes(("y",), (7,), ("algorithm.gamma=1.0",)))
-    assert [run.name for run in changed] == ["a-y-rebn-0.5-7", "a-y-grpo-0.5-7"]
+    assert [run.name for run in changed] == ["a-y-rebn-1.0-7", "a-y-grpo-1.0-7"]
     assert changed[0].spec.algorithm.gamma == 1.0
+    # One value instead of several: not two runs with the same value under different names.
+    single = read([path], Changes(("y",), (7,), ("algorithm.advantage=gae", "env.seed=1")))
+    assert [(run.name, run.spec.algorithm.advantage) for run in single] == [
+        ("a-y-gae-0.5-7", "gae")
+    ]
+    assert single[0].spec.env[0].seed == 7_000_001
 
 
 def test_a_seed_moves_the_tasks_of_every_environment(tmp_path: Path) -> None:

@@ -183,8 +183,10 @@ def _multiples(
 
 
 def _counted(label: str, groups: Sequence[Group]) -> str:
-    seeds = max(len(group.runs) for group in groups)
-    return f"{label} ({seeds} seeds)" if seeds > 1 else label
+    counts = sorted({len(group.runs) for group in groups})
+    if counts == [1]:
+        return label
+    return f"{label} ({' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} seeds)"
 
 
 def _split(name: str) -> str:

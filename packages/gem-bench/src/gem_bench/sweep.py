@@ -184,6 +184,10 @@ def _expanded(part: RunsPart, folder: Path, changes: Changes) -> Iterator[Planne
     for key, values in varied.items():
         if not isinstance(values, list) or not values:
             raise ConfigurationError(f"runs.vary.{key} must be an array of values, got {values!r}")
+    for override in changes.overrides:
+        key, _, value = override.partition("=")
+        if key in varied:  # one value instead of several, which names the folder
+            varied[key] = [value]
     combinations = list(itertools.product(*varied.values()))
     trainers = [each for each in part.to if changes.to is None or each in changes.to]
     seeds = part.seeds if changes.seeds is None else changes.seeds
