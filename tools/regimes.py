@@ -190,7 +190,8 @@ def differences(
 def answers(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]]) -> list[str]:
     """Return the table of greedy and held-out success before and after training."""
     lines = [
-        "| | | sampled | | greedy | | held out, greedy | |",
+        "| | | sampled: first iteration | last ten | greedy: before | after "
+        "| held out, greedy: before | after |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for regime, found in table.items():
