@@ -107,6 +107,8 @@ def main(root: Path, command: str | None = None) -> int:
             )
             out = figure.name if split == "train" else f"{figure.name}-{split.partition(':')[2]}"
             (root / f"{out}.md").write_text(as_markdown(table) + "\n", encoding="utf-8")
+        if figure.name == "algorithms":
+            (root / "algorithms-kl.md").write_text("\n".join(moved(groups)), encoding="utf-8")
     return 0
 
 
@@ -128,13 +130,18 @@ Tried = dict[Path, dict[str, dict[float, list[float]]]]
 
 
 def tried_rates(root: Path) -> Tried:
-    """Return what the runs that are finished came to."""
-    found: Tried = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    """Return what the runs came to, where those of all rates are finished."""
+    found: Tried = {}
+    runs: dict[tuple[Path, str], list[Planned]] = defaultdict(list)
     for run in read([SWEEPS / "baselines-rates.toml"]):
-        if finished(root / run.name):
+        runs[run.path.resolve(), estimator(run.spec.algorithm)].append(run)
+    for (path, key), members in runs.items():
+        if not all(finished(root / run.name) for run in members):
+            continue
+        by_rate = found.setdefault(path, {}).setdefault(key, defaultdict(list))
+        for run in members:
             lines = read_run(root / run.name).metrics
             area = statistics.fmean(x["success_rate"] for x in lines if x["split"] == "train")
-            by_rate = found[run.path.resolve()][estimator(run.spec.algorithm)]
             by_rate[run.spec.optimizer.lr].append(area)
     return found
 
@@ -163,6 +170,28 @@ def sweep_file(name: str, tried: Tried) -> str:
                 )
             )
     return "\n\n".join(parts) + "\n"
+
+
+def moved(groups: Sequence[Group]) -> list[str]:
+    """Return the table of how far an update moves the policy, in thousandths of nats per token.
+
+    Of a run it is the median over updates; of several runs their mean.
+    """
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for group in groups:
+        medians = [
+            statistics.median(
+                line["update_kl"] for line in run.record.metrics if line["split"] == "train"
+            )
+            for run in group.runs
+        ]
+        key = group.settings["algorithm.advantage"]
+        found[group.settings["name"]][key] = 1000 * statistics.fmean(medians)
+    lines = [f"| | {' | '.join(ESTIMATORS.values())} |", f"|---|{'---:|' * len(ESTIMATORS)}"]
+    for name, row in found.items():
+        cells = (f"{row[key]:.2f}" if key in row else "" for key in ESTIMATORS)
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return lines
 
 
 def chosen(tried: Tried) -> list[str]:

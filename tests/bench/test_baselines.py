@@ -53,8 +53,8 @@ def test_a_figure_compares_with_the_baselines_of_the_same_recipes(tool: ModuleTy
     four = figure(tool, "algorithms")
     assert {"hanoi-reference-rebn-0", "hanoi-reference-grpo-0"} <= set(four)
     assert not any(name.startswith("lcm") for name in four)
-    estimators = {name.split("-")[-2] for name in four if name.startswith("gcd-")}
-    assert estimators == {"reinforce", "rebn", "grpo", "gae"}
+    gcd = {name.removeprefix("gcd-reference-")[:-2] for name in four if name.startswith("gcd-")}
+    assert gcd == {"reinforce", "rebn", "grpo", "gae", "gae-true"}
 
 
 def record(run: Any, folder: Path, rates: Sequence[float], status: str = "finished") -> None:
@@ -67,11 +67,18 @@ def record(run: Any, folder: Path, rates: Sequence[float], status: str = "finish
 def test_each_estimator_gets_the_rate_with_the_highest_success_over_the_run(
     tool: ModuleType, tmp_path: Path
 ) -> None:
-    means = {1e-4: [0.1, 0.2], 3e-4: [0.5, 0.5], 1e-3: [0.0, 0.9], 3e-3: [0.9, 0.9]}
+    means = {1e-4: [0.1, 0.2], 3e-4: [0.5, 0.5], 1e-3: [0.0, 0.9], 3e-3: [0.4, 0.4]}
     for run in tool.read([tool.SWEEPS / "baselines-rates.toml"]):
-        if run.spec.name == "gcd" and run.spec.algorithm.advantage in ("rebn", "gae"):
-            status = "running" if run.spec.optimizer.lr == 3e-3 else "finished"
-            record(run, tmp_path, means[run.spec.optimizer.lr], status)
+        name, advantage = run.spec.name, run.spec.algorithm.advantage
+        if name == "gcd" and advantage in ("rebn", "gae", "grpo"):
+            # Of GRPO one of four is missing: then none is the best.
+            unfinished = advantage == "grpo" and run.spec.optimizer.lr == 1e-4
+            record(
+                run,
+                tmp_path,
+                means[run.spec.optimizer.lr],
+                "running" if unfinished else "finished",
+            )
     tried = tool.tried_rates(tmp_path)
     written = {name: tool.sweep_file(name, tried).split("[[runs]]") for name in tool.HEADS}
     [reinforce, rebn] = [part for part in written["baselines"] if "/gcd.toml" in part]

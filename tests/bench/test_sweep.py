@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -185,6 +186,39 @@ def test_a_forked_run_of_the_reference_is_the_run_that_is_started_anew(
     assert packed[0] == packed[1]
 
 
+@pytest.mark.skipif(not forks.POSSIBLE, reason="runs are forked on Linux only")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_makes_a_model_ends_with_the_run_that_waits_for_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """It would hold the lock of the run's folder otherwise."""
+    code = """
+import os, sys, time
+from pathlib import Path
+from gem_bench.forks import apart
+
+def hang(path):
+    Path(path + ".part").write_text(str(os.getpid()))
+    os.rename(path + ".part", path)
+    time.sleep(600)
+
+apart(hang, sys.argv[1])
+"""
+    path = tmp_path / "pid"
+    run = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline and run.poll() is None
+        time.sleep(0.02)
+    maker = int(path.read_text())
+    assert maker in of_process(run.pid)
+    run.send_signal(number)
+    assert run.wait(60) == -number
+    while is_running(maker):
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.02)
+
+
 @pytest.mark.nightly
 def test_forked_runs_end_with_the_sweep_and_a_killed_trainer_is_a_failed_run(
     gem_bench: Start, tmp_path: Path
@@ -220,6 +254,14 @@ def test_without_what_the_reference_needs_runs_are_started_anew(
     assert forks.load() is forks.POSSIBLE
     monkeypatch.setattr(forks, "_LOADED", ("gem_bench.run", "gem_no_such_module"))
     assert not forks.load()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def of_process(pid: int) -> list[int]:

@@ -8,6 +8,7 @@ libraries do not survive a fork.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -23,6 +24,8 @@ POSSIBLE = sys.platform == "linux"
 """Whether processes can be forked here."""
 TRAINER = "gem_bench.reference"
 """Module of the trainer that can be forked, as in `python -m gem_bench.reference`."""
+_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 _LOADED = ("gem_bench.__main__", "gem_bench.reference_command", "gem_bench.run", "gem_cpu.small")
 
 
@@ -92,9 +95,24 @@ def load() -> bool:
 
 
 def apart(function: Callable[..., T], *args: object) -> T:
-    """Call a function in a forked process: what it starts here would not survive the next fork."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as one:
+    """Call a function in a forked process: what it starts here would not survive the next fork.
+
+    The process ends with this one, however this one ends.
+    """
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, context, _end_with, (os.getpid(),)) as one:
         return one.submit(function, *args).result()
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends.
+
+    It would wait for work for ever otherwise, with the parent's open files and locks: it has both
+    ends of the pipe that work comes through.
+    """
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
 
 
 def _body(
