@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from rates import best, over_rates
@@ -125,6 +126,12 @@ def by_estimator_alone(group: Group) -> Group:
     return replace(group, settings=settings)
 
 
+@cache
+def rates_runs() -> list[Planned]:
+    """Return the runs that decide about learning rates."""
+    return read([SWEEPS / "baselines-rates.toml"])
+
+
 Tried = dict[Path, dict[str, dict[float, list[float]]]]
 """Success over the whole run of every seed, by recipe, estimator and learning rate."""
 
@@ -133,7 +140,7 @@ def tried_rates(root: Path) -> Tried:
     """Return what the runs came to, where those of all rates are finished."""
     found: Tried = {}
     runs: dict[tuple[Path, str], list[Planned]] = defaultdict(list)
-    for run in read([SWEEPS / "baselines-rates.toml"]):
+    for run in rates_runs():
         runs[run.path.resolve(), estimator(run.spec.algorithm)].append(run)
     for (path, key), members in runs.items():
         if not all(finished(root / run.name) for run in members):
@@ -149,7 +156,7 @@ def tried_rates(root: Path) -> Tried:
 def sweep_file(name: str, tried: Tried) -> str:
     """Return the sweep of a figure, each estimator at its best rate, or the recipe's if none."""
     recipes: dict[Path, list[str]] = defaultdict(list)
-    for run in read([SWEEPS / "baselines-rates.toml"]):
+    for run in rates_runs():
         mine = (run.spec.algorithm.advantage in ("reinforce", "rebn")) == (name == "baselines")
         if mine and (key := estimator(run.spec.algorithm)) not in recipes[run.path.resolve()]:
             recipes[run.path.resolve()].append(key)

@@ -61,14 +61,14 @@ def record(run: Any, folder: Path, rates: Sequence[float], status: str = "finish
     recorder = Recorder(folder / run.name)
     recorder.start({"trainer": "reference", "status": status, "spec": run.spec.to_mapping()})
     for iteration, rate in enumerate(rates):
-        recorder.metrics(iteration, {"success_rate": rate, "episodes": 64})
+        recorder.metrics(iteration, {"success_rate": rate, "episodes": 64, "update_kl": rate / 100})
 
 
 def test_each_estimator_gets_the_rate_with_the_highest_success_over_the_run(
     tool: ModuleType, tmp_path: Path
 ) -> None:
     means = {1e-4: [0.1, 0.2], 3e-4: [0.5, 0.5], 1e-3: [0.0, 0.9], 3e-3: [0.4, 0.4]}
-    for run in tool.read([tool.SWEEPS / "baselines-rates.toml"]):
+    for run in tool.rates_runs():
         name, advantage = run.spec.name, run.spec.algorithm.advantage
         if name == "gcd" and advantage in ("rebn", "gae", "grpo"):
             # Of GRPO one of four is missing: then none is the best.
@@ -94,7 +94,7 @@ def test_each_estimator_gets_the_rate_with_the_highest_success_over_the_run(
 def test_rates_do_not_tell_experiments_apart_but_whitening_does(
     tool: ModuleType, tmp_path: Path
 ) -> None:
-    for run in tool.read([tool.SWEEPS / "baselines-rates.toml"]):
+    for run in tool.rates_runs():
         if run.spec.name == "gcd" and run.spec.optimizer.lr == 1e-3:
             record(run, tmp_path, [0.5])
     groups = [tool.by_estimator_alone(g) for g in tool.load_runs(sorted(tmp_path.iterdir()))]
@@ -115,3 +115,7 @@ def test_it_draws_what_is_finished_and_counts_the_rest(
     assert planned[0].spec.name in picture and "2 seeds" in picture
     assert f"| {planned[0].spec.name} | 0.200 |" in (tmp_path / "baselines.md").read_text()
     assert not (tmp_path / "tools.svg").exists()
+    # Medians of both runs of both estimators are 0.004 nats.
+    kl = (tmp_path / "algorithms-kl.md").read_text().splitlines()
+    names = dict.fromkeys(run.spec.name for run in planned[:12])
+    assert kl[2:] == [f"| `{name}` | 4.00 | 4.00 |  |  |  |" for name in names]
