@@ -27,6 +27,7 @@ from gem_bench.reference import Learner, rollout
 from gem_bench.stats import Estimate, over_tasks
 from gem_train.experiment.mixtures import Mixture
 from gem_train.experiment.runspec import RunSpec
+from gem_train.settings import check_episodes
 
 if TYPE_CHECKING:
     from gem_cpu.small import Cloning
@@ -174,7 +175,7 @@ def _shown(
         replace(task, params=unjudged(of_one_seat(task.env_id, task.params))) for task in tasks
     ]
     sampler = Mixed(chat, tasks, Player(cloning), cloning.competent)
-    return play_batch(
+    episodes = play_batch(
         tasks,
         sampler,
         chat,
@@ -182,6 +183,8 @@ def _shown(
         context=spec.policy.context,
         make_env=sampler.make,
     )
+    check_episodes(episodes, spec.training.max_failed_fraction)
+    return episodes
 
 
 def _share_won(episodes: Sequence[Trajectory]) -> float:
