@@ -14,12 +14,12 @@ import os
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from rates import best, over_rates
+from rates import arguments, best, over_rates
 
 from gem_bench.plot import plot
 from gem_bench.series import Group, load_runs
@@ -84,7 +84,7 @@ def main(root: Path, command: str | None = None) -> int:
             (SWEEPS / f"{name}.toml").write_text(sweep_file(name, tried), encoding="utf-8")
         return 0
     if tried:
-        by_name = {path.stem: by_estimator for path, by_estimator in tried.items()}
+        by_name = {path.stem: found for path, found in tried.items()}
         (root / "baselines-rates.svg").write_text(over_rates(by_name, ESTIMATORS), encoding="utf-8")
         (root / "baselines-rates.md").write_text("\n".join(chosen(tried)), encoding="utf-8")
     for figure in FIGURES:
@@ -194,19 +194,24 @@ def moved(groups: Sequence[Group]) -> list[str]:
         ]
         key = group.settings["algorithm.advantage"]
         found[group.settings["name"]][key] = 1000 * statistics.fmean(medians)
-    lines = [f"| | {' | '.join(ESTIMATORS.values())} |", f"|---|{'---:|' * len(ESTIMATORS)}"]
-    for name, row in found.items():
-        cells = (f"{row[key]:.2f}" if key in row else "" for key in ESTIMATORS)
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return lines
+    return by_estimator(found, ".2f")
 
 
 def chosen(tried: Tried) -> list[str]:
     """Return the table of the rates that were chosen."""
+    rates = {
+        path.stem: {key: best(by_rate) for key, by_rate in found.items()}
+        for path, found in tried.items()
+    }
+    return by_estimator(rates, "g")
+
+
+def by_estimator(rows: Mapping[str, Mapping[str, float]], form: str) -> list[str]:
+    """Return a table of numbers by experiment and estimator, formatted as `form` says."""
     lines = [f"| | {' | '.join(ESTIMATORS.values())} |", f"|---|{'---:|' * len(ESTIMATORS)}"]
-    for path, found in tried.items():
-        cells = (f"{best(found[key]):g}" if key in found else "" for key in ESTIMATORS)
-        lines.append(f"| `{path.stem}` | {' | '.join(cells)} |")
+    for name, row in rows.items():
+        cells = (format(row[key], form) if key in row else "" for key in ESTIMATORS)
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return lines
 
 
@@ -228,4 +233,4 @@ def finished(folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))
+    sys.exit(main(*arguments()))

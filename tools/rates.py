@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import TypeAlias
 
 from gem_bench.plot import COLORS
+
+
+def arguments() -> tuple[Path, str | None]:
+    """Return the folder of the runs, and `rates` if rates are to be chosen."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument("command", nargs="?", choices=["rates"], help="choose the learning rates")
+    args = parser.parse_args()
+    return args.runs, args.command
+
 
 ByRate: TypeAlias = Mapping[float, Sequence[float]]
 """What each seed came to, by learning rate: the mean of success over the whole run."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rates import best, over_rates, picture, text
+from rates import arguments, best, over_rates, picture, text
 
 from gem_bench.stats import Estimate, difference_of_runs, rate_over_runs
 from gem_bench.sweep import Planned, read
@@ -293,6 +293,12 @@ def main(root: Path, command: str | None) -> int:
     """Write the sweep, or figures and tables; return 0."""
     tried = scores(root, read([RATES]))
     if command == "rates":
+        planned = read([RATES])
+        done = sum(len(by_seed) for by_rate in tried.values() for by_seed in by_rate.values())
+        if done < len(planned):
+            sys.exit(
+                f"{done} of {len(planned)} runs are finished: rates are chosen from all of them"
+            )
         REGIMES.write_text(sweep_file(tried), encoding="utf-8")
         return 0
     (root / "rates.svg").write_text(over_rates(areas(tried), ESTIMATORS), encoding="utf-8")
@@ -306,4 +312,4 @@ def main(root: Path, command: str | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None))
+    sys.exit(main(*arguments()))

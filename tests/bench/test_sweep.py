@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -214,9 +215,13 @@ apart(hang, sys.argv[1])
     assert maker in of_process(run.pid)
     run.send_signal(number)
     assert run.wait(60) == -number
-    while is_running(maker):
-        assert time.monotonic() < deadline, "it is still there"
-        time.sleep(0.02)
+    try:
+        while is_running(maker):
+            assert time.monotonic() < deadline, "it is still there"
+            time.sleep(0.02)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(maker, signal.SIGKILL)
 
 
 @pytest.mark.nightly

@@ -387,8 +387,8 @@ class Learner:
             forward pass's tokens; the first pass's metrics of `gem_train.experiment.agreement`, if
             tokens are drawn from all candidates; with a KL penalty also of `kl`, with a correction
             of the shares of tokens with a ratio beyond its bounds (`tis_fraction`) and of rejected
-            ones (`rejected_fraction`), with a critic of its loss and gradient norm. In the critic's
-            warm-up those of the critic alone.
+            ones (`rejected_fraction`), with a critic of its loss and gradient norm. While only the
+            critic is trained, its metrics alone.
         """
         algorithm = self.spec.algorithm
         batches = [batch for batch in minibatches(rows, algorithm.minibatches) if batch]
@@ -399,7 +399,6 @@ class Learner:
             for row, logprobs in self._logprobs(self.initial, rows):
                 row.initial_logprobs = logprobs
         steps, self.agreement = [], Agreement()
-        self._before.clear()
         with recomputing(self.policy, *filter(None, [self.critic])):
             for number, batch in enumerate(batches * algorithm.epochs):
                 self._schedule(iteration * self.spec.steps + number)
@@ -410,8 +409,8 @@ class Learner:
                     step |= self._critic_step(self.critic, batch, target)
                 steps.append(step)
         metrics = update_metrics(steps) | self.agreement.metrics()
-        for first, before in self._before:
-            metrics["update_kl"] = self._update_kl(first, before)
+        if self._before:
+            metrics["update_kl"] = self._update_kl(*self._before.pop())
         return metrics
 
     def _update_kl(self, rows: Sequence[Row], before: Tensor) -> float:
@@ -555,7 +554,8 @@ def train(
         device: `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:<n>`.
         forward_tokens: Most tokens, padding included, in one forward pass of an update. By default
             65,536 on a GPU and 1,024 on a CPU, which is faster with smaller tensors. Limits
-            memory; changes results by rounding only.
+            memory; changes results by rounding only, but for `update_kl`, which is over the first
+            pass.
         gradient_checkpointing: Compute activations again in the backward pass.
         checkpoints: Of this run, which goes on from the last one; what the record has after it is
             set aside. None saves none, and refuses a folder that holds a record.

@@ -136,8 +136,10 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
     env, by_stage = spec.env[0], []
     for stages in range(len(env.schedule) + 1) if env.schedule or cloning else ():
         params = env.params_after(stages)
+        played = sampled  # the same tasks, unless there are several environments
         part = [Task(env.id, env.seed + place, params) for place in range(min(episodes, _AT_ONCE))]
-        played = rollout(learner, chat, part, 1, spec.sampling, (stages, 2))[0]
+        if stages or len(spec.env) > 1:
+            played = rollout(learner, chat, part, 1, spec.sampling, (stages, 2))[0]
         changed = {name: value for name, value in params.items() if value != env.params.get(name)}
         shown = None if cloning is None else _share_won(_shown(spec, chat, part, cloning))
         by_stage.append(StageSuccess(changed, _share_won(played), shown))
