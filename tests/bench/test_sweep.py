@@ -77,6 +77,55 @@ def test_a_seed_moves_the_tasks_of_every_environment(tmp_path: Path) -> None:
     assert load_spec(tmp_path / "spec.toml", run.overrides) == run.spec
 
 
+def test_no_seed_is_evaluated_on_what_it_trains_on(spec_file: WriteSpec, tmp_path: Path) -> None:
+    spec = spec_file()
+    evaluation = '[[eval]]\nname = "same"\nid = "game:GuessTheNumber-v0"\n'
+    write(spec, f"{spec.read_text()}\n{evaluation}")
+    path = write(
+        tmp_path / "sweep.toml", f'[[runs]]\nspec = "{spec.name}"\nseeds = [0, 1, 2, 3]\n'
+    )
+    for run in read([path]):
+        trained = {
+            task.seed for i in range(run.spec.training.iterations) for task in run.spec.train_tasks(i)
+        }
+        assert trained.isdisjoint(task.seed for task in run.spec.evaluations[0].tasks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (Changes(overrides=("seed=7",)), "a sweep's seeds are in `seeds`"),
+        (Changes(overrides=("env.params={max_turns=3}",)), "this part varies env.params.hint"),
+        (Changes(to=("reference", "refrence")), "no run is for trainer 'refrence'"),
+    ],
+)
+def test_a_change_that_would_be_lost_is_refused(
+    changes: Changes, problem: str, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    path = write(
+        tmp_path / "sweep.toml",
+        f'[[runs]]\nspec = "{spec_file().name}"\nvary.env.params.hint = ["direction", "range"]\n',
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        read([path], changes)
+    assert problem in str(caught.value)
+
+
+def test_a_varied_setting_is_replaced_however_it_is_spaced(
+    spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    spec = spec_file()
+    write(spec, spec.read_text().replace("[env]\n", "[env]\nparams = {max_turns = 2}\n"))
+    path = write(
+        tmp_path / "sweep.toml",
+        f'[[runs]]\nspec = "{spec.name}"\nvary.algorithm.advantage = ["rebn", "rloo"]\n'
+        "set.env.params = {}\n",
+    )
+    [run] = read([path], Changes(overrides=("algorithm.advantage = grpo",)))
+    assert run.name == "fine-reference-grpo-0"
+    assert run.spec.env[0].params == {}
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -88,6 +137,12 @@ def test_a_seed_moves_the_tasks_of_every_environment(tmp_path: Path) -> None:
         ('[[runs]]\nspec = "{spec}"\nvary.seed = 3', "runs.vary.seed must be an array of values"),
         ('[[runs]]\nspec = "{spec}"\nset.algorithm.gama = 1', "did you mean algorithm.gamma?"),
         ('[[runs]]\nspec = "{spec}"\n[[runs]]\nspec = "{spec}"', "two runs are called"),
+        (
+            '[[runs]]\nspec = "{spec}"\n[[runs]]\nspec = "{spec}"\nname = "b"',
+            "b-reference-0 are the same run under two names",
+        ),
+        ('[[runs]]\nspec = "{spec}"\nvary.seed = [3, 4]', "a sweep's seeds are in `seeds`"),
+        ('[[runs]]\nspec = "{spec}"\nset.seed = 7', "a sweep's seeds are in `seeds`"),
     ],
 )
 def test_a_wrong_file_is_refused(

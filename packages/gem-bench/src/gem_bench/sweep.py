@@ -36,7 +36,8 @@ from gem_train.experiment.runspec import RunSpec
 from gem_train.record import RUN, read_run
 
 SEED_STEP = 1_000_000
-"""Seed s of a run moves the tasks of every environment to `env.seed + s * SEED_STEP`."""
+"""Seed s of a run moves the tasks of every environment to `env.seed + s * SEED_STEP`. The default
+seed of evaluations (`EvalPart`) is half of it, so that no run is evaluated on what it trains on."""
 _POLL_S = 0.1
 _Process: TypeAlias = "forks.Forked | subprocess.Popen[bytes]"
 
@@ -90,22 +91,38 @@ def read(paths: Sequence[Path], changes: Changes | None = None) -> list[Planned]
 
     Raises:
         ConfigurationError: A file or one of its specs cannot be read, a setting is unknown or not
-            allowed, two runs would have the same folder, or there is no run.
+            allowed, two runs would have the same folder or be the same run, or there is no run.
     """
     changes = changes or Changes()
     planned: list[Planned] = []
+    known: set[str] = set()
     for path in paths:
         try:
             for part in build(SweepFile, read_toml(path, "sweep")).runs:
+                known.update(part.to)
                 planned += _expanded(part, path.parent, changes)
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: {error}") from error
-    names = [run.name for run in planned]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"two runs are called {name}; give their parts a name")
+    files = ", ".join(map(str, paths))
+    for trainer in changes.to or ():
+        if trainer not in known:
+            raise ConfigurationError(
+                f"{files}: no run is for trainer {trainer!r}; there are runs for "
+                f"{', '.join(sorted(known))}"
+            )
     if not planned:
-        raise ConfigurationError(f"{', '.join(map(str, paths))}: no run is left")
+        raise ConfigurationError(f"{files}: no run is left")
+    names: set[str] = set()
+    settings: dict[str, str] = {}
+    for run in planned:
+        if run.name in names:
+            raise ConfigurationError(f"two runs are called {run.name}; give their parts a name")
+        names.add(run.name)
+        same = settings.setdefault(
+            json.dumps([run.trainer, run.spec.to_mapping()], sort_keys=True), run.name
+        )
+        if same != run.name:
+            raise ConfigurationError(f"{same} and {run.name} are the same run under two names")
     return planned
 
 
@@ -184,10 +201,19 @@ def _expanded(part: RunsPart, folder: Path, changes: Changes) -> Iterator[Planne
     for key, values in varied.items():
         if not isinstance(values, list) or not values:
             raise ConfigurationError(f"runs.vary.{key} must be an array of values, got {values!r}")
+    changed: list[str] = []
     for override in changes.overrides:
-        key, _, value = override.partition("=")
+        key, _, value = map(str.strip, override.partition("="))
         if key in varied:  # one value instead of several, which names the folder
             varied[key] = [value]
+        for other in varied:
+            if other.startswith(f"{key}."):
+                raise ConfigurationError(
+                    f"--set {key}: this part varies {other}, which names its folders; set that"
+                )
+        changed.append(key)
+    if "seed" in (*varied, *fixed, *changed):
+        raise ConfigurationError("seed: a sweep's seeds are in `seeds` (`--seeds`)")
     combinations = list(itertools.product(*varied.values()))
     trainers = [each for each in part.to if changes.to is None or each in changes.to]
     seeds = part.seeds if changes.seeds is None else changes.seeds
@@ -212,7 +238,7 @@ def _expanded(part: RunsPart, folder: Path, changes: Changes) -> Iterator[Planne
 
 def _dotted(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in settings.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _dotted(value, f"{path}{key}.")
         else:
             yield path + key, value

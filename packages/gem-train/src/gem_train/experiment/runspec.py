@@ -38,7 +38,11 @@ class EvalPart(EvalSampling):
     name: str = setting("name in the metrics (`eval:<name>`)", check=filled)
     id: str = setting("registered environment id", check=filled)
     params: Mapping[str, Any] = setting("parameters given to `gem.make`", {})
-    seed: int = setting("episode j has seed `seed + j`", 1_000_000)
+    seed: int = setting(
+        "episode j has seed `seed + j`; by default between the training tasks of any two seeds of a "
+        "sweep",
+        500_000,
+    )
     episodes: int = setting("tasks per evaluation", 64, least=1)
     samples: int = setting("episodes of each task", 1, least=1)
     every: int = setting(
