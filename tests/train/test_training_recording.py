@@ -68,10 +68,37 @@ def test_whoever_watches_the_run_is_told_what_is_recorded(tmp_path: Path) -> Non
     assert told[-1][:2] == (1, "eval:b")
 
 
+LAUNCHED = {**ABOUT, "spec": {}, "command": ["train"], "status": "running"}
+
+
 def test_a_launchers_run_json_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / RUN).write_text('{"spec": {}}')
-    RunRecording(tmp_path, ABOUT)
-    assert (tmp_path / RUN).read_text() == '{"spec": {}}'
+    (tmp_path / RUN).write_text(json.dumps(LAUNCHED))
+    RunRecording(tmp_path, {**ABOUT, "config": {"lr": 0.1}})
+    assert json.loads((tmp_path / RUN).read_text()) == LAUNCHED
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trainer": "other"}, "trainer: 'mine' there, 'other' here"),
+        ({"versions": {"mine": "2.0"}}, "versions.mine: '1.0' there, '2.0' here"),
+    ],
+)
+def test_another_trainer_does_not_record_a_launchers_run(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    (tmp_path / RUN).write_text(json.dumps(LAUNCHED))
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        RunRecording(tmp_path, {**ABOUT, **changes})
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])
+def test_a_trainers_own_command_does_not_go_on_with_a_launchers_run(
+    tmp_path: Path, status: str
+) -> None:
+    (tmp_path / RUN).write_text(json.dumps({**LAUNCHED, "status": status}))
+    with pytest.raises(ConfigurationError, match="gem-bench run --resume"):
+        RunRecording(tmp_path, ABOUT)
 
 
 def test_metrics_are_recorded_under_the_records_names_in_the_order_of_the_table(
@@ -377,8 +404,10 @@ def test_a_run_does_not_go_on_with_the_record_of_another(
 ) -> None:
     about = {**ABOUT, "spec": {"seed": 0}, "config": {"lr": 1.0, "log": "a"}}
     RunRecording(tmp_path, about)
-    # Nothing is recorded yet.
+    # Nothing is recorded yet: the record is that of the later start.
     RunRecording(tmp_path, {**about, **changes}, free=["log"])
+    assert read_run(tmp_path).meta.items() >= {**about, **changes}.items()
+    RunRecording(tmp_path, about, free=["log"])
     (tmp_path / METRICS).write_text('{"iteration": 0, "split": "train", "time_s": 1}\n')
     RunRecording(tmp_path, {**about, "config": {"lr": 1.0, "log": "c"}}, free=["log"])
     with pytest.raises(ConfigurationError, match=re.escape(said)) as error:

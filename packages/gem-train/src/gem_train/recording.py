@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gem.errors import RecordError
+from gem.errors import ConfigurationError, RecordError
 from gem.trajectory import Failure
 from gem_train.ending import to_the_end
 from gem_train.experiment.metrics import (
@@ -298,6 +298,9 @@ class RunRecording:
 def begin(recorder: Recorder, about: Mapping[str, Any], free: Sequence[str] | None = None) -> None:
     """Write `run.json`; where an earlier start has recorded something, refuse another run.
 
+    The launcher of `gem-bench run` writes `run.json` itself, before it starts the trainer. It stays
+    as it is.
+
     Args:
         recorder: Of the run.
         about: See `RunRecording`.
@@ -312,9 +315,15 @@ def begin(recorder: Recorder, about: Mapping[str, Any], free: Sequence[str] | No
         recorder.start(about)
         return
     earlier = read_run(recorder.folder)
-    # A launcher's run.json has more, and the launcher has compared it.
-    if "command" in earlier.meta or not earlier.metrics:
+    launched = "command" in earlier.meta
+    if not launched and not earlier.metrics:
+        recorder.start(about)  # an earlier start recorded nothing
         return
+    if launched and earlier.meta.get("status") != "running":
+        raise ConfigurationError(
+            f"{recorder.folder} holds a run of gem-bench ({earlier.meta.get('status')}): resume it "
+            "with `gem-bench run --resume`, or begin a run in another folder"
+        )
     compared = ("trainer", "spec", *(() if free is None else ("config",)))
     before = {key: value for key, value in earlier.meta.items() if key in compared}
     found = earlier.meta.get("versions", {})
