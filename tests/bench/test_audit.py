@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,14 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem_train.experiment.runspec import RunSpec
-from gem_train.record import METRICS, RUN, RunRecord, read_run
+from gem_train.record import EPISODES, METRICS, RUN, RunRecord, read_run
 
 torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("transformers", reason="the reference trainer needs it")
 tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
 
 from gem_bench import reference  # noqa: E402
-from gem_bench.audit import MULTIPLE, TELLING, audit, judge, lines, pooled, telling  # noqa: E402
+from gem_bench.audit import MULTIPLE, TELLING, Audit, audit, judge, lines, pooled, telling  # noqa: E402
 from gem_bench.noise import perturbed_copy  # noqa: E402
 
 SPEC: dict[str, Any] = {
@@ -156,6 +158,31 @@ def test_a_loss_that_is_another_is_found(recorded: Callable[..., RunRecord]) -> 
     assert (finding.level, finding.where) == ("L2", "loss of iteration 1")
 
 
+def test_a_record_that_is_cut_off_is_refused(recorded: Callable[..., RunRecord]) -> None:
+    run = recorded(training__tasks=2)
+    path = run.folder / EPISODES
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))
+    replay = audit(run)
+    assert next(replay).iteration == 0
+    with pytest.raises(ConfigurationError, match="lacks 2 training episodes of iteration 1"):
+        next(replay)
+    path.unlink()
+    with pytest.raises(ConfigurationError, match="lacks 4 training episodes of iteration 0"):
+        next(audit(run))
+    (run.folder / METRICS).unlink()
+    with pytest.raises(ConfigurationError, match="has no training iteration"):
+        next(audit(read_run(run.folder)))
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "logprob_difference", "surprisal_z"])
+def test_what_is_no_number_is_a_finding(name: str) -> None:
+    fine = Audit(0, (0.1, 0.1), (0.2, 0.2), 0.0, 1e-6, 0.0, 0.1, 0.1, None)
+    assert judge([fine] * 5) == []
+    value = (math.nan, 0.1) if name in ("loss", "grad_norm") else math.nan
+    assert judge([replace(fine, **{name: value})] * 5)
+    assert judge([])
+
+
 @pytest.mark.parametrize(
     ("told", "message"),
     [
@@ -206,5 +233,5 @@ def test_a_record_that_lacks_episodes_is_refused(
 ) -> None:
     monkeypatch.setenv("GEM_RECORD", record)
     run = recorded(training__iterations=1, training__tasks=2)
-    with pytest.raises(ConfigurationError, match="training episodes up to iteration 0"):
+    with pytest.raises(ConfigurationError, match="training episodes of iteration 0"):
         next(audit(run))

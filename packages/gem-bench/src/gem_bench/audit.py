@@ -30,7 +30,7 @@ from gem.errors import ConfigurationError
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE
 from gem_bench.noise import perturb
 from gem_bench.reference import Learner, turn_advantages
-from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded, trained
+from gem_bench.replay import batches, experiment, logprobs, recorded, trained
 from gem_bench.rows import Row, pad, training_rows
 from gem_train.batches import chunks
 from gem_train.record import RunRecord
@@ -123,15 +123,12 @@ def audit(
     second = Learner(spec, place, max(forward_tokens // 20, 1))
     perturb(second.policy.parameters(), seed=0)
     logprob_noise, grad_noise = FLOOR, 0.0
-    metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
-    check_complete(run, min(metrics, default=0))
-    for iteration, episodes in batches(run):
-        check_complete(run, iteration)
-        known = metrics.get(iteration, {})
+    for known, episodes in batches(run):
+        iteration = known["iteration"]
         rows = [row for row in training_rows(episodes) if row.sampled]
         moments = _moments(learner, rows, sorted(learner.chat.stop_ids), spec.sampling.temperature)
         again, drawn = logprobs(second, rows), recorded(rows)
-        logprob_noise = max(logprob_noise, float((again - moments.logprob).abs().max()))
+        logprob_noise = _larger(logprob_noise, float((again - moments.logprob).abs().max()))
         counted = trained(spec, episodes)
         turns = turn_advantages(
             spec.algorithm, episodes, state=learner.estimator_state, trained=counted
@@ -143,7 +140,7 @@ def audit(
         replayed = learner.update(rows, *turns, iteration)
         norm = second.update(rows, *turns, iteration)["grad_norm"]
         if replayed["grad_norm"]:
-            grad_noise = max(grad_noise, abs(norm / replayed["grad_norm"] - 1))
+            grad_noise = _larger(grad_noise, abs(norm / replayed["grad_norm"] - 1))
         whole = spec.sampling.whole
         yield Audit(
             iteration,
@@ -158,6 +155,11 @@ def audit(
             else None,
             (int((moments.logprob < RARE).sum()), float(moments.rare.sum())) if whole else None,
         )
+
+
+def _larger(known: float, found: float) -> float:
+    """Return the larger number; NaN if one is NaN, which `max` may drop."""
+    return found if math.isnan(found) or found > known else known
 
 
 def telling(audits: Sequence[Audit]) -> list[Audit]:
@@ -176,6 +178,8 @@ def judge(audits: Sequence[Audit]) -> list[Finding]:
 
     Levels are those of `gem_bench.conformance`: `L1` for samples, `L2` for updates.
     """
+    if not audits:
+        return [Finding("L2", "iterations", "at least one", 0)]
     good = telling(audits)
     found = []
     if len(good) < min(MUST_TELL, len(audits)):
@@ -184,19 +188,21 @@ def judge(audits: Sequence[Audit]) -> list[Finding]:
         found.append(Finding("L2", where, f"within {TELLING:g}", bad.logprob_noise))
     for audit in good:
         limit = MULTIPLE * audit.logprob_noise
-        if (audit.logprob_difference or 0.0) > limit:
+        if not (audit.logprob_difference or 0.0) <= limit:  # NaN is a finding, too
             where = f"log-probabilities of iteration {audit.iteration}"
             found.append(Finding("L1", where, f"within {limit:.1g}", audit.logprob_difference))
         relative = max(RELATIVE, MULTIPLE * audit.grad_noise)
         for name, floor in (("loss", LOSS_FLOOR), ("grad_norm", 0.0)):
             recorded, replayed = getattr(audit, name)
-            if recorded is None or abs(recorded - replayed) > max(relative * abs(replayed), floor):
+            if recorded is None or not abs(recorded - replayed) <= max(
+                relative * abs(replayed), floor
+            ):
                 found.append(
                     Finding("L2", f"{name} of iteration {audit.iteration}", replayed, recorded)
                 )
     for name in ("surprisal_z", "stop_z"):
         z = pooled(getattr(audit, name) for audit in good)
-        if z is not None and abs(z) > Z_LIMIT:
+        if z is not None and not abs(z) <= Z_LIMIT:
             found.append(Finding("L1", f"{name} of all samples", f"within ±{Z_LIMIT:g}", z))
     return found
 

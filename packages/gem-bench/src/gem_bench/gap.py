@@ -27,7 +27,7 @@ import torch
 
 from gem.errors import ConfigurationError, exit_status
 from gem_bench.reference import Learner, turn_advantages
-from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded, trained
+from gem_bench.replay import batches, experiment, logprobs, recorded, trained
 from gem_bench.rows import training_rows
 from gem_train.record import RunRecord, read_run
 
@@ -84,10 +84,8 @@ def gaps(
             "log-probabilities where they leave tokens out or penalise them; measure a run without"
         )
     learner = Learner(spec, torch.device(device), forward_tokens)
-    metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
-    for iteration, episodes in batches(run):
-        check_complete(run, iteration)
-        known = metrics.get(iteration, {})
+    for known, episodes in batches(run):
+        iteration = known["iteration"]
         rows = [row for row in training_rows(episodes) if row.sampled]
         drawn = recorded(rows)
         gap = None if drawn is None else logprobs(learner, rows).cpu() - drawn

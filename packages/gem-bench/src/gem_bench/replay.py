@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,28 +55,30 @@ def experiment(run: RunRecord, lora_init: str | None = None) -> RunSpec:
     return replace(spec, policy=replace(spec.policy, model=path, lora_init=adapter))
 
 
-def check_complete(run: RunRecord, last: int) -> None:
-    """Raise `ConfigurationError` if training episodes up to an iteration are not recorded."""
-    if missing := run.missing("train", range(last + 1)):
-        raise ConfigurationError(
-            f"{run.folder} lacks {missing:,} training episodes up to iteration {last}, and a "
-            "replay needs all: record them with `gem-bench run --record all`"
-        )
+def batches(run: RunRecord) -> Iterator[tuple[dict[str, Any], list[Trajectory]]]:
+    """Yield the metrics and the training episodes of each iteration, in order.
 
-
-def batches(run: RunRecord) -> Iterator[tuple[int, list[Trajectory]]]:
-    """Yield the training episodes of each iteration, in order."""
-    batch: list[Trajectory] = []
-    current = 0
-    for episode in run.episodes():
-        if episode.split != "train":
-            continue
-        if episode.iteration != current:
-            yield current, batch
-            batch, current = [], episode.iteration
-        batch.append(episode.trajectory)
-    if batch:
-        yield current, batch
+    Raises:
+        ConfigurationError: Nothing is recorded, or an iteration lacks episodes.
+    """
+    metrics = [line for line in run.metrics if line["split"] == "train"]
+    if not metrics:
+        raise ConfigurationError(f"{run.folder} has no training iteration")
+    episodes = run.episodes("train")
+    waiting = next(episodes, None)
+    for line in metrics:
+        batch: list[Trajectory] = []
+        while waiting is not None and waiting.iteration == line["iteration"]:
+            batch.append(waiting.trajectory)
+            waiting = next(episodes, None)
+        missing = int(line["episodes"]) - sum(episode.valid for episode in batch)
+        if missing:
+            raise ConfigurationError(
+                f"{run.folder} lacks {missing:,} training episodes of iteration "
+                f"{line['iteration']}, and a replay needs all: record them with `gem-bench run "
+                "--record all`"
+            )
+        yield line, batch
 
 
 def trained(spec: RunSpec, episodes: Sequence[Trajectory]) -> list[bool]:
