@@ -27,6 +27,11 @@ ASYNC = [
         "trainer.v1.separate_async.parameter_sync_step=1",
     ],
 ]
+SEVERAL_ROWS = [
+    ["actor_rollout_ref.rollout.agent.default_agent_loop=gem_turns"],
+    ["+gem.context=concat"],
+    ["+gem.thinking=drop"],
+]
 SDPA = f"+{ATTENTION}=sdpa"
 SPLIT = [f"actor_rollout_ref.actor.{t}ulysses_sequence_parallel_size" for t in ("fsdp_config.", "")]
 
@@ -93,6 +98,22 @@ def test_parts_of_a_batch_are_enough_where_nothing_is_normalised_over_all_of_it(
             "filter_groups.enable: it takes a failed episode for one of reward 0",
         ),
         (["algorithm.adv_estimator=grpo"], "reward 0, .* cannot stop at it; set trainer.v1"),
+        *(
+            ([*rows, *own], "adv_estimator=grpo takes the last one's rewards for those of all")
+            for rows in SEVERAL_ROWS
+            for own in [["algorithm.adv_estimator=grpo", "trainer.v1.trainer_mode=gem_sync"]]
+        ),
+        (
+            ["actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"],
+            "loss_mode: it gives all tokens of a row the mean of its advantages",
+        ),
+        (["reward.custom_reward_function.path=mine.py"], "rewards come from the environments"),
+        (["reward.reward_model.enable=True"], "rewards come from the environments"),
+        (["reward.reward_manager.name=dapo"], "rewards come from the environments"),
+        (
+            ["actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3"],
+            "max_assistant_turns: the agent loops of gem-verl do not read it; set gem.turns",
+        ),
         *((["+gem.seed=1", *mode], "^gem.seed: a turn that verl interrupts") for mode in ASYNC),
         *(
             ([f"{key}=2", SDPA], f"^{key}: verl shares .* sdpa .* wrong; .*, got 2$")
@@ -111,6 +132,18 @@ def test_what_would_not_do_as_told_is_refused(
     monkeypatch.delenv("GEM_CPU", raising=False)
     with pytest.raises(ConfigurationError, match=reason):
         check_config(compose([*BASE, *overrides]))
+
+
+def test_the_rows_of_seats_need_an_estimator_of_gem(compose: Any) -> None:
+    mode = "trainer.v1.trainer_mode=gem_sync"
+    assert check_config(compose([*BASE, mode]), seats=True) == Settings()
+    with pytest.raises(ConfigurationError, match="one training row per agent, and"):
+        check_config(compose([*BASE, mode, "algorithm.adv_estimator=rloo"]), seats=True)
+
+
+def test_a_mean_of_advantages_is_fine_where_all_turns_have_the_same(compose: Any) -> None:
+    mean = "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"
+    check_config(compose([*BASE, "algorithm.adv_estimator=gem_grpo", mean]))
 
 
 @pytest.mark.parametrize("attention", ["flash_attention_3", None])

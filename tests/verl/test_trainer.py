@@ -102,9 +102,26 @@ def test_the_matches_of_a_validation_are_counted(
     seats = [replace(t, match="m", agent=a) for t in made._trajectories[:1] for a in ("x", "y")]
     made._recording.keep_evaluated("game", seats)
     made._recording.keep_evaluated("other", made._trajectories[1:])
-    made._val_metrics_update(["game", "other", "other"], [], {"reward": [0.0]})
+    infos = {name: [0.0] * 3 for name in ("reward", "acc", "episode_return")}
+    made._val_metrics_update(["game", "other", "other"], ["a", "b", "c"], infos, [])
     with pytest.raises(RolloutError, match="other episodes"):
-        made._val_metrics_update(["game", "game", "other", "other"], [], {"reward": [0.0]})
+        made._val_metrics_update(["game", "game", "other", "other"], [], infos, [])
+
+
+def test_failed_episodes_are_in_no_mean_of_a_validation(batch: list[Line]) -> None:
+    made = trainer(batch)
+    made._settings = Settings(max_failed_fraction=1.0)
+    made._recording.keep_evaluated("game", made._trajectories)
+    infos: dict[str, list[Any]] = {
+        # verl knows the rewards of an episode's last row.
+        "reward": [1.0, 0.5, 0.0],
+        "acc": [1.0, 1.0, None],
+        "episode_return": [1.0, 2.0, None],
+    }
+    counts = {("game", uid): 1 for uid in "abc"}
+    found = made._val_metrics_update(["game"] * 3, list("abc"), infos, [], counts)
+    assert found["val-core/game/acc/mean@1"] == 1.0
+    assert found["val-aux/game/reward/mean@1"] == 1.5
 
 
 def test_baselines_of_roles_are_saved_with_a_checkpoint_and_read_again(
@@ -247,7 +264,8 @@ def test_an_iteration_and_then_its_evaluation_are_recorded_before_its_checkpoint
         if step == 2:
             made._save_checkpoint()
             made._recording.keep_evaluated("same", made._trajectories)
-            made._val_metrics_update(["same"] * 3, [], {"reward": [0.0]})
+            infos = {name: [0.0] * 3 for name in ("reward", "acc", "episode_return")}
+            made._val_metrics_update(["same"] * 3, ["a", "b", "c"], infos, [])
             assert recorded == []
         metrics: dict[str, Any] = {}
         made._compute_metrics(meta, metrics, {}, step, 0)

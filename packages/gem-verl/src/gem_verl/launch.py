@@ -289,6 +289,14 @@ _REJECTED = (
         ),
         "a row's mean in verl leaves rejected tokens out; choose the loss_aggregation 'token-mean'",
     ),
+    Refused(
+        lambda run, value: (
+            value is not None
+            and run.spec.algorithm.ratio == "sequence"
+            and run.spec.algorithm.reject_level == "token"
+        ),
+        "verl's ratio of a sequence leaves rejected tokens out; choose the reject_level 'sequence'",
+    ),
 )
 
 
@@ -492,7 +500,14 @@ TABLE = Table(
             "fsdp_config.model_dtype=fp32, AdamW on FSDP's shards", *_both("{fsdp}.model_dtype")
         ),
     ),
-    untold=(entries.untold(lambda run: not run.spec.sampling.whole, entries.OTHER_DISTRIBUTION),),
+    untold=(
+        entries.untold(lambda run: not run.spec.sampling.whole, entries.OTHER_DISTRIBUTION),
+        entries.untold(
+            lambda run: run.spec.algorithm.loss_aggregation != "token-mean",
+            "verl adds it up as it adds up the loss",
+            ("entropy", "kl"),
+        ),
+    ),
     fused=lambda spec: fuses(spec.policy.model),
 )
 """How verl realises each setting."""

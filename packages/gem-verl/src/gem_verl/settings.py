@@ -74,7 +74,7 @@ class Settings(BaseSettings, LogitsProcessing):
 
 
 def check_rows(config: Any, agent: str, seats: bool = False) -> None:
-    """Refuse several training rows per request in a trainer that would tear them apart.
+    """Refuse several training rows per request where they would be torn apart.
 
     Args:
         config: A whole verl configuration.
@@ -82,13 +82,21 @@ def check_rows(config: Any, agent: str, seats: bool = False) -> None:
         seats: Whether there are tasks with `seat=all`.
 
     Raises:
-        ConfigurationError: The trainer does not know which rows belong to an episode.
+        ConfigurationError: The trainer or the estimator does not know which rows belong to an
+            episode.
     """
     settings, mode = Settings.from_config(config), config.trainer.v1.trainer_mode
-    if (seats or agent == "gem_turns" or not settings.one_row) and mode not in GEM_MODES:
-        reason = f"agent loop {agent!r} with {settings.shown} makes one training row per turn"
-        reason = "seat=all makes one training row per agent" if seats else reason
+    if not (seats or agent == "gem_turns" or not settings.one_row):
+        return
+    reason = f"agent loop {agent!r} with {settings.shown} makes one training row per turn"
+    reason = "seat=all makes one training row per agent" if seats else reason
+    if mode not in GEM_MODES:
         raise ConfigurationError(f"{reason}, which trainer_mode={mode} tears apart; {_SUGGESTION}")
+    if gem_estimator(config) is None:
+        raise ConfigurationError(
+            f"{reason}, and algorithm.adv_estimator={config.algorithm.adv_estimator} takes the last "
+            "one's rewards for those of all; choose one of GEM's estimators"
+        )
 
 
 def check_config(config: Any, seats: bool = False, images: str | None = None) -> Settings:
@@ -164,6 +172,20 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     parts += "; set trainer.v1.separate_async.parameter_sync_step=1, or choose gem_grpo"
     mixed = cut and chosen is not None and chosen.compares == "batch"
     yield "algorithm.adv_estimator", mixed, parts
+    loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    spread = loss == "geo_mean" and chosen is not None and chosen.name not in ("grpo", "rloo")
+    flat = "it gives all tokens of a row the mean of its advantages, and those of turns are lost; "
+    flat += "choose another one, or gem_grpo or gem_rloo"
+    yield "actor_rollout_ref.actor.policy_loss.loss_mode", spread, flat
+    reward, turns = config.reward, rollout.multi_turn
+    paid = "rewards come from the environments; leave it out"
+    function, manager = reward.custom_reward_function.path, reward.reward_manager
+    yield "reward.custom_reward_function.path", function is not None, paid
+    yield "reward.reward_model.enable", bool(reward.reward_model.enable), paid
+    yield "reward.reward_manager.name", manager.name != "naive", paid
+    for key in ("max_assistant_turns", "max_user_turns"):
+        limited = "the agent loops of gem-verl do not read it; set gem.turns"
+        yield f"{_ROLLOUT}.multi_turn.{key}", turns[key] is not None, limited
     filtered = algorithm.get("filter_groups") or {}
     zeros = "it takes a failed episode for one of reward 0; leave it at False"
     yield "algorithm.filter_groups.enable", bool(filtered.get("enable")), zeros

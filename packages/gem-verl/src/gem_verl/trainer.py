@@ -64,7 +64,7 @@ SEAMS = (
 """Methods of verl's trainers that are extended here, with their parameters."""
 
 RECORDED: Names = {
-    "loss": "actor/pg_loss",
+    "loss": "actor/loss",
     "grad_norm": "actor/grad_norm",
     "entropy": "actor/entropy",
     "lr": "actor/lr",
@@ -82,6 +82,8 @@ RECORDED: Names = {
     "step_s": "timing_s/step",
 }
 """Names in the record, and in verl's metrics."""
+PER_TOKEN = ("entropy", "kl")
+"""Those that verl adds up as it adds up the loss: means over tokens with `token-mean` only."""
 
 _UPDATE_TIMES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 
@@ -112,7 +114,12 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         if config.actor_rollout_ref.rollout.name == "vllm" and os.environ.get("GEM_CPU") != "1":
             self._sockets = claim_sockets(ray.get_runtime_context().get_job_id())
         about = TRAINER.about(config=OmegaConf.to_container(config, resolve=True))
-        self._recording = RunRecording(settings.record_dir, about, RECORDED, **settings.recorded)
+        names = dict(RECORDED)
+        if config.actor_rollout_ref.actor.loss_agg_mode != "token-mean":
+            names = {name: names[name] for name in names if name not in PER_TOKEN}
+        self._recording = RunRecording(
+            settings.record_dir, about, names, early=("lr",), **settings.recorded
+        )
         self._batch = Batch([])
         self._trajectories: list[PackedTrajectory] = []
         """Without tokens, which stay in TransferQueue."""
@@ -312,11 +319,17 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         return [[rows[row.place] for row in each.rows if row.spans] for each in episodes]
 
     def _val_metrics_update(
-        self, names: list[str], uids: Any, infos: Any, *args: Any, **named: Any
+        self,
+        names: list[str],
+        uids: Any,
+        infos: dict[str, list[Any]],
+        turns: Any,
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> Any:
         """Record each validation set under its name and stop if too many of its episodes failed.
 
-        Those after an iteration are recorded after it (`_compute_metrics`), as elsewhere.
+        Those after an iteration are recorded after it (`_compute_metrics`), as elsewhere. Failed
+        episodes are in none of verl's means, where verl would count them as 0.
         """
         if any(math.isnan(reward) for reward in infos["reward"]):
             raise RolloutError("an agent loop failed during validation; its error is in the log")
@@ -326,7 +339,13 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._recording.check_evaluated(self._settings.max_failed_fraction)
         if not self._batch.episodes:
             self._recording.write_evaluated(self.global_steps)
-        return super()._val_metrics_update(names, uids, infos, *args, **named)
+        expected = dict(expected_acc_counts or {})
+        for name, uid, won in zip(names, uids, infos["acc"], strict=True):
+            if won is None and (name, uid) in expected:
+                expected[name, uid] -= 1
+        # Of several rows verl knows the last one's reward.
+        whole = infos | {"reward": infos["episode_return"]}
+        return super()._val_metrics_update(names, uids, whole, turns, expected)
 
 
 for _base in (PPOTrainerSync, PPOTrainerColocateAsync):
