@@ -81,12 +81,12 @@ def test_no_seed_is_evaluated_on_what_it_trains_on(spec_file: WriteSpec, tmp_pat
     spec = spec_file()
     evaluation = '[[eval]]\nname = "same"\nid = "game:GuessTheNumber-v0"\n'
     write(spec, f"{spec.read_text()}\n{evaluation}")
-    path = write(
-        tmp_path / "sweep.toml", f'[[runs]]\nspec = "{spec.name}"\nseeds = [0, 1, 2, 3]\n'
-    )
+    path = write(tmp_path / "sweep.toml", f'[[runs]]\nspec = "{spec.name}"\nseeds = [0, 1, 2, 3]\n')
     for run in read([path]):
         trained = {
-            task.seed for i in range(run.spec.training.iterations) for task in run.spec.train_tasks(i)
+            task.seed
+            for i in range(run.spec.training.iterations)
+            for task in run.spec.train_tasks(i)
         }
         assert trained.isdisjoint(task.seed for task in run.spec.evaluations[0].tasks)
 

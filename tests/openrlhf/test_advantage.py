@@ -228,6 +228,34 @@ def test_a_batch_is_recorded_when_its_losses_are_known(
         assert shown.advantages == pytest.approx(tokens.spread(episode.advantages))
 
 
+def recorded_losses(world: Any, made: Any, tmp_path: Path, *flags: str) -> list[Any]:
+    """Record two iterations, and return their losses and learning rates."""
+    from gem_openrlhf.logs import GemTensorboardLogger
+
+    board = ("--logger.tensorboard_dir", str(tmp_path / "board"))
+    maker = made(*board, *flags, record_dir=str(tmp_path / "record"))
+    tracker = GemTensorboardLogger(maker.args)
+    for step in (1, 2):
+        maker.compute_advantages_and_returns(world.experiences(maker, golden_batch()))
+        logged = {"policy_loss": 0.5, "entropy_loss": 2.0, "kl": 0.25, "actor_lr": 0.1 / step}
+        tracker.log_train(step, logged)
+    lines = read_run(tmp_path / "record").metrics
+    return [(line.get("loss"), line.get("lr")) for line in lines]
+
+
+def test_the_loss_has_the_entropy_bonus_and_the_rate_is_that_of_the_iteration(
+    world: Any, made: Any, tmp_path: Path
+) -> None:
+    """OpenRLHF logs the policy's loss alone, and the rate of the next iteration."""
+    found = recorded_losses(world, made, tmp_path, "--actor.entropy_coef", "0.1")
+    assert found == [(pytest.approx(0.3), None), (pytest.approx(0.3), 0.1)]
+
+
+def test_a_loss_without_its_penalty_is_not_recorded(world: Any, made: Any, tmp_path: Path) -> None:
+    flags = ("--algo.kl.use_loss", "--algo.kl.init_coef", "0.1")
+    assert recorded_losses(world, made, tmp_path, *flags) == [(None, None), (None, 0.1)]
+
+
 REFUSED = [
     (("--algo.advantage.estimator", "gae"), {}, "--algo.advantage.estimator=reinforce"),
     ((), {"advantage": "gae"}, "--algo.advantage.estimator=gae"),
@@ -242,6 +270,12 @@ REFUSED = [
     ((), {"record_dir": "x"}, "--logger.tensorboard_dir"),
     (("--algo.dynamic_filtering_enable",), {}, "--algo.dynamic_filtering_enable"),
     (("--train.micro_batch_size", "3"), {}, "--train.micro_batch_size"),
+    (
+        ("--actor.num_gpus_per_node", "2", "--rollout.micro_batch_size", "3"),
+        {},
+        "--rollout.micro_batch_size 3: ",
+    ),
+    (("--actor.policy_loss_type", "gspo"), {}, "--actor.policy_loss_type gspo"),
     (
         ("--logger.tensorboard_dir", "x", "--logger.logging_steps", "5"),
         {"record_dir": "x"},

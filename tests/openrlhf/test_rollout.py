@@ -121,7 +121,7 @@ def test_logprobs_lie_on_the_sampled_tokens_if_openrlhf_asks(engine: Any) -> Non
 
 def test_the_shared_sampling_parameters_stay_as_they_are(engine: Any) -> None:
     e = engine(["a", "end"])
-    params = SamplingParams(temperature=0.5, max_tokens=30)
+    params = SamplingParams(temperature=0.5, max_tokens=30, min_tokens=1)
     before = repr(params)
     how = EvalSampling(temperature=0.25, top_k=5, min_p=0.1)
     label = DatasetRow(ROW.task, how).encode()
@@ -130,10 +130,10 @@ def test_the_shared_sampling_parameters_stay_as_they_are(engine: Any) -> None:
     assert repr(params) == before
     used = [p for _, p in e.requests]
     asyncio.run(agent.execute("p", ROW.encode(), params, MAX_LEN, e.tokenizer, e))
-    names = ("top_k", "temperature", "max_tokens", "min_p", "repetition_penalty")
+    names = ("top_k", "temperature", "max_tokens", "min_p", "repetition_penalty", "min_tokens")
     found = [tuple(getattr(p, name) for name in names) for _, p in e.requests]
-    assert {*found[: len(used)]} == {(5, 0.25, 9, 0.1, 1.0)}
-    assert {*found[len(used) :]} == {(3, 0.5, 9, 0.3, 1.5)}
+    assert {*found[: len(used)]} == {(5, 0.25, 9, 0.1, 1.0, 0)}
+    assert {*found[len(used) :]} == {(3, 0.5, 9, 0.3, 1.5, 0)}
 
 
 def test_a_turn_is_limited_by_the_least_of_the_limits(engine: Any) -> None:

@@ -48,6 +48,13 @@ def test_wrong_settings_are_refused_by_name(given: dict[str, Any], said: str) ->
         ({"logging_strategy": "epoch"}, {"record_dir": "r"}, "logging_strategy to 'steps'"),
         ({"mask_truncated_completions": True}, {}, "judges an episode by its last token"),
         ({"use_transformers_continuous_batching": True}, {}, "by generate or by vLLM"),
+        (
+            {"importance_sampling_level": "sequence"},
+            {},
+            r"importance_sampling_level: .* 'rebn' has one for each turn; .*, got 'sequence'",
+        ),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {}, r"use gem\.template_kwargs"),
+        ({"generation_kwargs": {"stop": ["</answer>"]}}, {}, "would count as cut off"),
         ({"use_vllm": True}, {}, r"ask for it with gem\.importance_sampling=True, got True"),
     ],
 )
@@ -57,6 +64,14 @@ def test_configurations_that_would_train_on_something_else_are_refused(
     args = make_args(**fields)
     with pytest.raises(ConfigurationError, match=said):
         check_config(args, GemSettings(**settings))
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo"])
+def test_the_ratio_of_a_sequence_is_fine_where_all_turns_have_the_same_advantage(
+    make_args: Callable[..., Any], advantage: str
+) -> None:
+    args = make_args(importance_sampling_level="sequence")
+    check_config(args, GemSettings(advantage=advantage, group_size=2))
 
 
 @pytest.mark.parametrize("wanted", [False, True])

@@ -295,7 +295,9 @@ TABLE = Table(
             entries.WHOLE_MINIBATCHES,
             entries.WHOLE_STEPS,
             Departs(
-                lambda run, value: value > 1, "OpenRLHF draws the rows of a minibatch at random"
+                lambda run, value: value > 1,
+                "OpenRLHF draws the rows of a minibatch at random, or deals them out by length "
+                "(train.dynamic_batch_enable)",
             ),
         ),
         "algorithm.loss_aggregation": (
@@ -392,7 +394,14 @@ TABLE = Table(
             "DeepSpeed's ZeRO keeps them beside those in bf16", "ds.param_dtype"
         ),
     ),
-    untold=(entries.untold(_other_distribution, entries.OTHER_DISTRIBUTION),),
+    untold=(
+        entries.untold(_other_distribution, entries.OTHER_DISTRIBUTION),
+        entries.untold(
+            lambda run: run.spec.algorithm.kl_coef > 0,
+            "OpenRLHF logs the loss without the KL penalty",
+            ("loss",),
+        ),
+    ),
 )
 """How OpenRLHF realises each setting: flags, and settings of the agent file."""
 

@@ -21,11 +21,19 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
         self._recording = recording(load_settings(args.train.agent_func_path))
         # `gem_openrlhf.dataset` has counted them before OpenRLHF makes its trackers.
         self._asked = int(getattr(args, ITERATIONS, 0))
+        # OpenRLHF logs the parts of the loss; of the KL penalty it does not log its share.
+        self._penalised = args.algo.kl.use_loss and args.algo.kl.init_coef > 0
+        self._entropy_coef = args.actor.entropy_coef or 0.0
 
     def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
         """Log and record an iteration."""
         super().log_train(global_step, logs_dict)
-        self._recording.write_iteration(global_step - 1, logs_dict)
+        metrics = {}
+        if "policy_loss" in logs_dict and not self._penalised:
+            metrics["loss"] = float(logs_dict["policy_loss"])
+            if self._entropy_coef:
+                metrics["loss"] -= self._entropy_coef * float(logs_dict["entropy_loss"])
+        self._recording.write_iteration(global_step - 1, logs_dict, metrics=metrics)
 
     def log_eval(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
         """Log and record an evaluation."""

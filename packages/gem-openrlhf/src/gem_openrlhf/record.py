@@ -21,7 +21,6 @@ from gem_train.recording import RunRecording
 from gem_train.settings import Settings
 
 RECORDED = {
-    "loss": "policy_loss",
     "grad_norm": "actor_grad_norm",
     "entropy": "entropy_loss",
     "lr": "actor_lr",
@@ -45,7 +44,7 @@ ITERATIONS = "gem_iterations"
 
 @functools.cache
 def _recording(folder: str | None, record: str | None, info: tuple[str, ...]) -> RunRecording:
-    return RunRecording(folder, TRAINER.about(), RECORDED, record=record, info=info)
+    return RunRecording(folder, TRAINER.about(), RECORDED, record=record, info=info, early=("lr",))
 
 
 def recording(settings: Settings | None) -> RunRecording:

@@ -114,6 +114,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
     def _params(self, params: Any, row: DatasetRow) -> Any:
         """Return sampling parameters of this episode's own: OpenRLHF's are shared."""
         own = copy(params)
+        own.min_tokens = 0  # OpenRLHF's 1 keeps a turn from ending at once
         own.top_k = self.settings.top_k
         own.min_p = self.settings.min_p
         own.repetition_penalty = self.settings.repetition_penalty

@@ -151,6 +151,12 @@ def _check_batches(args: Any) -> None:
             f"--train.micro_batch_size {args.train.micro_batch_size}: a batch has {rows} episodes "
             f"for {ranks} ranks, and OpenRLHF would drop those of an incomplete micro-batch"
         )
+    if ranks > 1 and rows % (ranks * args.rollout.micro_batch_size):
+        raise ConfigurationError(
+            f"--rollout.micro_batch_size {args.rollout.micro_batch_size}: a batch has {rows} "
+            f"episodes for {ranks} ranks, which would get different numbers of micro-batches and "
+            "wait for each other for ever"
+        )
 
 
 def check_dataset(args: Any, tasks: int) -> None:
@@ -175,6 +181,11 @@ def _check_advantage(args: Any, name: str) -> None:
     flags = args.algo.advantage
     check_estimator(name, "--algo.advantage.estimator", flags.estimator)
     check_group_size(name, "--rollout.n_samples_per_prompt", args.rollout.n_samples_per_prompt)
+    if args.actor.policy_loss_type == "gspo" and name not in ("grpo", "rloo"):
+        raise ConfigurationError(
+            "--actor.policy_loss_type gspo gives all tokens of a row the mean of its advantages, and "
+            f"gem.advantage={name!r} has one for each turn; choose ppo, or 'grpo' or 'rloo'"
+        )
     if flags.no_std_norm and name in BUILT_IN and name != "grpo":
         raise ConfigurationError(
             f"--algo.advantage.no_std_norm means nothing to gem.advantage={name!r}; it works with "

@@ -98,6 +98,15 @@ def check_config(args: Any, gem: GemSettings) -> None:
     saving, logged = args.save_strategy == "steps", (args.logging_strategy, args.logging_steps)
     continuous = args.use_transformers_continuous_batching
     judged = "it judges an episode by its last token; leave it False"
+    level, advantage = args.importance_sampling_level, gem.advantage
+    spread = level == "sequence" and advantage not in ("grpo", "rloo")
+    flat = (
+        f"it gives all tokens of a row the mean of its advantages, and {advantage!r} has one for "
+    )
+    flat += "each turn; choose 'token', or gem.advantage 'grpo' or 'rloo'"
+    unread = "GEM renders conversations; use gem.template_kwargs"
+    stops = "a turn that ends at a text would count as cut off; leave 'stop' and 'stop_strings' out"
+    stopping = {"stop", "stop_strings"} & set(args.generation_kwargs or ())
     untried = "episodes are sampled by generate or by vLLM; leave it False"
     refused = (
         ("generation_batch_size", args.generation_batch_size % group > 0, whole),
@@ -106,6 +115,9 @@ def check_config(args: Any, gem: GemSettings) -> None:
         ("logging_steps", gem.record_dir is not None and logged != ("steps", 1), gaps),
         ("mask_truncated_completions", args.mask_truncated_completions, judged),
         ("use_transformers_continuous_batching", continuous, untried),
+        ("importance_sampling_level", spread, flat),
+        ("chat_template_kwargs", bool(args.chat_template_kwargs), unread),
+        ("generation_kwargs", bool(stopping), stops),
         ("vllm_importance_sampling_correction", corrected and not gem.importance_sampling, lost),
     )
     refuse_values(vars(args), refused, "GRPOConfig.")
