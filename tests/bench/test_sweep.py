@@ -83,11 +83,8 @@ def test_no_seed_is_evaluated_on_what_it_trains_on(spec_file: WriteSpec, tmp_pat
     write(spec, f"{spec.read_text()}\n{evaluation}")
     path = write(tmp_path / "sweep.toml", f'[[runs]]\nspec = "{spec.name}"\nseeds = [0, 1, 2, 3]\n')
     for run in read([path]):
-        trained = {
-            task.seed
-            for i in range(run.spec.training.iterations)
-            for task in run.spec.train_tasks(i)
-        }
+        iterations = range(run.spec.training.iterations)
+        trained = {task.seed for i in iterations for task in run.spec.train_tasks(i)}
         assert trained.isdisjoint(task.seed for task in run.spec.evaluations[0].tasks)
 
 

@@ -38,6 +38,21 @@ GOOD = (
         (("trainer.algorithm.zero_variance_filter=true",), r"zero_variance_filter: .* got True"),
         (("trainer.algorithm.dynamic_sampling.type=filter",), r"dynamic_sampling\.type"),
         (("trainer.algorithm.advantage_batch_normalize=true",), "advantage_batch_normalize"),
+        *(
+            ((f"generator.{given}",), f"generator.{given.partition('=')[0].split('.n')[0]}")
+            for given in (
+                "max_turns=3",
+                "chat_template_kwargs={enable_thinking: false}",
+                "chat_template.name_or_path=qwen3_with_thinking",
+                "eval_n_samples_per_prompt=2",
+                "zero_reward_on_non_stop=true",
+                "apply_overlong_filtering=true",
+                "sampling_params.max_generate_length=64",
+                "sampling_params.stop=['</answer>']",
+                "sampling_params.repetition_penalty=1.1",
+                "sampling_params.additional_kwargs={min_tokens: 2}",
+            )
+        ),
         (
             (
                 "trainer.train_batch_size=3",
@@ -54,6 +69,15 @@ def test_what_cannot_work_is_refused_by_name(words: tuple[str, ...], said: str, 
     kl = "trainer.algorithm.use_kl_loss=false"
     with pytest.raises(ConfigurationError, match=said):
         world.parse([*GOOD, kl, *words])
+
+
+def test_evaluations_are_sampled_as_skyrl_says(world: Any) -> None:
+    from gem_skyrl.settings import evaluated_with
+
+    kl, own = "trainer.algorithm.use_kl_loss=false", "generator.eval_sampling_params"
+    assert evaluated_with(world.parse([*GOOD, kl]))["temperature"] == 0.0
+    found = evaluated_with(world.parse([*GOOD, kl, f"{own}.temperature=0.5", f"{own}.top_k=3"]))
+    assert found == {"temperature": 0.5, "top_p": 1.0, "top_k": 3, "min_p": 0.0}
 
 
 def test_a_key_that_skyrl_does_not_have_is_refused(world: Any) -> None:

@@ -129,7 +129,7 @@ def test_evaluations_are_played_and_recorded_by_name(world: Any, tmp_path: Path)
     trainer.global_step = 6
     metrics = asyncio.run(trainer.eval())
     assert set(metrics) == {f"eval/{n}/{m}" for n in "ab" for m in ("success_rate", "return_mean")}
-    assert trainer.generator.asked[0][2]["temperature"] == 1.0
+    assert trainer.generator.asked[0][2]["temperature"] == 0.0
     trainer.recording.write_evaluated(6)
     lines = read_run(tmp_path).metrics
     assert [(m["iteration"], m["split"], m["episodes"]) for m in lines] == [

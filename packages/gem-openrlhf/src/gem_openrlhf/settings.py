@@ -183,8 +183,8 @@ def _check_advantage(args: Any, name: str) -> None:
     check_group_size(name, "--rollout.n_samples_per_prompt", args.rollout.n_samples_per_prompt)
     if args.actor.policy_loss_type == "gspo" and name not in ("grpo", "rloo"):
         raise ConfigurationError(
-            "--actor.policy_loss_type gspo gives all tokens of a row the mean of its advantages, and "
-            f"gem.advantage={name!r} has one for each turn; choose ppo, or 'grpo' or 'rloo'"
+            "--actor.policy_loss_type gspo gives all tokens of a row the mean of its advantages, "
+            f"and gem.advantage={name!r} has one for each turn; choose ppo, or 'grpo' or 'rloo'"
         )
     if flags.no_std_norm and name in BUILT_IN and name != "grpo":
         raise ConfigurationError(

@@ -21,15 +21,13 @@ from gem.errors import RolloutError
 from gem.rollout import Budget, ChatFormat, Request, Sample, together
 from gem.trajectory import TrainingRow, Trajectory
 from gem_skyrl.dataset import read
-from gem_skyrl.settings import Settings
+from gem_skyrl.settings import SAMPLING, Settings
 from gem_train.experiment.tasksets import DatasetRow
 from gem_train.packed import PackedTrajectory
 from gem_train.sampling import EngineSampler
 
 EPISODES = "gem_episodes"
 """Column of the generator's output: the packed episode in its last row, else None."""
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What of SkyRL's sampling parameters an episode has; the rest depends on the turn."""
 
 
 @dataclass
@@ -166,7 +164,7 @@ class GemGenerator(GeneratorInterface):  # type: ignore[misc]
         """
         settings, plays = self.settings, []
         for row, key in zip(rows, keys, strict=True):
-            params = {name: sampling[name] for name in _SAMPLING if name in sampling}
+            params = {name: sampling[name] for name in SAMPLING if name in sampling}
             if row.sampling is not None:
                 params |= row.sampling.engine
             seed = None

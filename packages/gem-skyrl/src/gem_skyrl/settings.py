@@ -23,6 +23,26 @@ REFUSED = {
     "generator.vision_language_generator": False,
 }
 """Settings of SkyRL and the only value that works with GEM's rows and advantages."""
+_PAID = "rewards come from the environments"
+_TYPED = "SkyRL does not hand it on; put it into additional_kwargs"
+UNREAD = {
+    "batched": "episodes are played turn by turn",
+    "max_turns": "it is of SkyRL's own generator; GEM's is gem.turns",
+    "chat_template": "GEM renders conversations with the tokenizer's own template",
+    "chat_template_kwargs": "GEM's are gem.template_kwargs",
+    "use_conversation_multi_turn": "GEM renders conversations with the tokenizer's own template",
+    "eval_n_samples_per_prompt": "an evaluation plays each task once; give it more tasks",
+    "zero_reward_on_non_stop": _PAID,
+    "apply_overlong_filtering": "it judges an episode by its last token",
+    "sampling_params.max_generate_length": "the most tokens of a turn are gem.turn_tokens",
+    "sampling_params.stop": "a turn ends at tokens of the chat template",
+    "sampling_params.repetition_penalty": _TYPED,
+    "eval_sampling_params.stop": "a turn ends at tokens of the chat template",
+    "eval_sampling_params.repetition_penalty": _TYPED,
+}
+"""Settings of `generator` that GEM's generator does not read, and what has the effect instead."""
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What of SkyRL's sampling parameters an episode has; the rest depends on the turn."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,17 @@ def read(config: Any) -> Settings:
     for key, value in REFUSED.items():
         if (given := _value(config, key)) != value:
             raise ConfigurationError(f"{key}: {_OWN}; set it to {value!r}, got {given!r}")
+    default = type(config.generator)()
+    for key, instead in UNREAD.items():
+        if (given := _value(config.generator, key)) != _value(default, key):
+            raise ConfigurationError(f"generator.{key}: {instead}; leave it out, got {given!r}")
+    for kind in ("sampling_params", "eval_sampling_params"):
+        further = sorted(set(getattr(config.generator, kind).additional_kwargs or ()) - {*SAMPLING})
+        if further:
+            raise ConfigurationError(
+                f"generator.{kind}.additional_kwargs: an episode has {', '.join(SAMPLING)} only, "
+                f"got {', '.join(further)}"
+            )
     samples, tasks = config.generator.n_samples_per_prompt, config.trainer.train_batch_size
     settings.check_group_size(found.advantage, "generator.n_samples_per_prompt", samples)
     critic = bool(config.trainer.critic.model.path)
@@ -103,6 +134,17 @@ def comparable(config: Any) -> bool:
     if dict(engine).get("logprobs_mode") == "processed_logprobs":
         return bool(sampling.top_k == -1 and sampling.top_p == 1.0 and sampling.min_p == 0.0)
     return bool(sampling.temperature == 1.0)
+
+
+def evaluated_with(config: Any) -> dict[str, Any]:
+    """Return the sampling of evaluations that have none of their own: SkyRL's, by default greedy.
+
+    Args:
+        config: A whole configuration of SkyRL.
+    """
+    params = config.generator.eval_sampling_params
+    given = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    return given | dict(params.additional_kwargs or {})
 
 
 def _value(config: Any, key: str) -> Any:

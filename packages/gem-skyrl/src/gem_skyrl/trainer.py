@@ -21,7 +21,7 @@ from gem.errors import RolloutError
 from gem.estimators import estimator
 from gem_skyrl.resume import clear_leftovers
 from gem_skyrl.rollout import EPISODES, trained_rows
-from gem_skyrl.settings import Settings, comparable
+from gem_skyrl.settings import Settings, comparable, evaluated_with
 from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import PerTurn, turn_advantages
 from gem_train.experiment.metrics import episode_metrics
@@ -158,10 +158,7 @@ class _GemTrainer:
         """
         if vllm_metrics_scraper is not None:
             vllm_metrics_scraper.resume()
-        rows, sampling = self.eval_dataset.rows, self.cfg.generator.sampling_params
-        given = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
-        # A row has its own sampling; without one it is sampled as in training.
-        given["temperature"] = sampling.temperature
+        rows, given = self.eval_dataset.rows, evaluated_with(self.cfg)
         episodes = await self.generator.play(rows, [(self.global_step, 0)] * len(rows), given)
         if vllm_metrics_scraper is not None:
             vllm_metrics_scraper.pause()

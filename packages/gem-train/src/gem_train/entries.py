@@ -373,12 +373,14 @@ def optimizer_weights(how: str, *keys: str) -> Callable[[Run], Iterator[Parity]]
 
     Args:
         how: By what the trainer keeps them in fp32.
-        *keys: Native settings of the trainer that would make it another precision.
+        *keys: Native settings of the trainer that would make it another precision; of a table its
+            `dtype`.
     """
 
     def said(run: Run) -> Iterator[Parity]:
         for key, value in run.native.items():
-            if key.lstrip("+") in keys and str(value).removeprefix("torch.") not in FP32:
+            dtype = value.get("dtype", "fp32") if isinstance(value, Mapping) else value
+            if key.lstrip("+") in keys and str(dtype).removeprefix("torch.") not in FP32:
                 lost = f"{key} = {json.dumps(value)}: updates below its rounding are lost"
                 yield Parity(OPTIMIZER_WEIGHTS, "unmatched", lost)
                 return

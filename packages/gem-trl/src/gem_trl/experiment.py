@@ -296,7 +296,9 @@ TABLE = Table(
         ),
     },
     others=(
-        entries.optimizer_weights("TRL loads them in fp32, passes are under autocast"),
+        entries.optimizer_weights(
+            "TRL loads them in fp32, passes are under autocast", "model_init_kwargs"
+        ),
         _uncorrected,
     ),
     untold=(

@@ -100,10 +100,10 @@ def check_config(args: Any, gem: GemSettings) -> None:
     judged = "it judges an episode by its last token; leave it False"
     level, advantage = args.importance_sampling_level, gem.advantage
     spread = level == "sequence" and advantage not in ("grpo", "rloo")
-    flat = (
-        f"it gives all tokens of a row the mean of its advantages, and {advantage!r} has one for "
+    flat = "it gives all tokens of a row the mean of its advantages, and "
+    flat += (
+        f"{advantage!r} has one for each turn; choose 'token', or gem.advantage 'grpo' or 'rloo'"
     )
-    flat += "each turn; choose 'token', or gem.advantage 'grpo' or 'rloo'"
     unread = "GEM renders conversations; use gem.template_kwargs"
     stops = "a turn that ends at a text would count as cut off; leave 'stop' and 'stop_strings' out"
     stopping = {"stop", "stop_strings"} & set(args.generation_kwargs or ())

@@ -94,8 +94,8 @@ def check_rows(config: Any, agent: str, seats: bool = False) -> None:
         raise ConfigurationError(f"{reason}, which trainer_mode={mode} tears apart; {_SUGGESTION}")
     if gem_estimator(config) is None:
         raise ConfigurationError(
-            f"{reason}, and algorithm.adv_estimator={config.algorithm.adv_estimator} takes the last "
-            "one's rewards for those of all; choose one of GEM's estimators"
+            f"{reason}, and algorithm.adv_estimator={config.algorithm.adv_estimator} takes the "
+            "last one's rewards for those of all; choose one of GEM's estimators"
         )
 
 

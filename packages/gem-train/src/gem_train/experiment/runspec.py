@@ -39,8 +39,8 @@ class EvalPart(EvalSampling):
     id: str = setting("registered environment id", check=filled)
     params: Mapping[str, Any] = setting("parameters given to `gem.make`", {})
     seed: int = setting(
-        "episode j has seed `seed + j`; by default between the training tasks of any two seeds of a "
-        "sweep",
+        "episode j has seed `seed + j`; the default is between the training tasks of any two seeds "
+        "of a sweep",
         500_000,
     )
     episodes: int = setting("tasks per evaluation", 64, least=1)
