@@ -371,10 +371,14 @@ def test_fp32_weights_are_matched_unless_a_native_setting_changes_them() -> None
         assert found.name == entries.OPTIMIZER_WEIGHTS
         return found
 
-    for native in ({}, {key: "fp32"}, {key: "torch.float32"}, {"other": "bf16"}):
+    tables = {key: {"dtype": "float32"}}, {key: {"attention": "sdpa"}}
+    for native in ({}, {key: "fp32"}, {key: "torch.float32"}, {"other": "bf16"}, *tables):
         found = weights(native)
         assert (found.status, found.how) == ("matched", "fp32: in the shards")
-    for native in ({key: "bfloat16"}, {f"+{key}": "bf16"}, {key: None}):
+    for native in (
+        *({key: "bfloat16"}, {f"+{key}": "bf16"}, {key: None}),
+        {key: {"dtype": "bfloat16"}},
+    ):
         found = weights(native)
         assert found.status == "unmatched"
         assert found.how.endswith("updates below its rounding are lost")
