@@ -73,7 +73,7 @@ LAUNCHED = {**ABOUT, "spec": {}, "command": ["train"], "status": "running"}
 
 def test_a_launchers_run_json_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text(json.dumps(LAUNCHED))
-    RunRecording(tmp_path, {**ABOUT, "config": {"lr": 0.1}})
+    RunRecording(tmp_path, {**ABOUT, "spec": {"model": "/where/it/is"}, "config": {"lr": 0.1}})
     assert json.loads((tmp_path / RUN).read_text()) == LAUNCHED
 
 

@@ -336,7 +336,9 @@ def begin(recorder: Recorder, about: Mapping[str, Any], free: Sequence[str] | No
             f"{recorder.folder} holds a run of gem-bench ({earlier.meta.get('status')}): resume it "
             "with `gem-bench run --resume`, or begin a run in another folder"
         )
-    compared = ("trainer", "spec", *(() if free is None else ("config",)))
+    compared = ["trainer"]
+    if not launched:  # a launcher has compared the rest, and tells the trainer where the model is
+        compared += ["spec", *([] if free is None else ["config"])]
     before = {key: value for key, value in earlier.meta.items() if key in compared}
     found = earlier.meta.get("versions", {})
     before["versions"] = {name: found[name] for name in about.get("versions", {}) if name in found}
