@@ -115,6 +115,20 @@ def test_a_file_that_is_no_dataset_is_named(tmp_path: Path) -> None:
         TaskDataset([str(other)])
 
 
+def test_the_tasks_of_several_files_are_groups_of_their_own(tmp_path: Path) -> None:
+    from gem_skyrl.dataset import TaskDataset, line, read
+    from gem_train.experiment.tasksets import dataset_text
+
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for seed, file in enumerate(files):
+        uri = f"gem:game:GuessTheNumber-v0?n=2&seed={10 * seed}"
+        file.write_text(dataset_text(line, [uri], evaluation=False))
+    data = TaskDataset([str(file) for file in files])
+    rows = [read(data[i]["env_extras"]) for i in range(4)]
+    assert [row.number for row in rows] == [row.number for row in data.rows] == [0, 1, 2, 3]
+    assert [row.task.seed for row in rows] == [0, 1, 10, 11]
+
+
 @pytest.mark.parametrize("uri", ["game:X", "gem:game:Guess-v0?n=3", "gem:game:Sudoku-v0?oops=1"])
 def test_what_cannot_be_played_is_not_written(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

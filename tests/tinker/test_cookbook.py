@@ -223,6 +223,15 @@ def test_configurations_that_would_train_something_else_are_refused(
         cookbook_train.check(chz.entrypoint(cookbook_train.Config, argv=argv))
 
 
+def test_termination_policies_of_the_cookbook_are_refused() -> None:
+    from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
+
+    config = chz.entrypoint(cookbook_train.Config, argv=ARGUMENTS)
+    changed = chz.replace(config, termination=TerminationRewardPolicy())
+    with pytest.raises(ConfigurationError, match="termination: it would change"):
+        cookbook_train.check(changed)
+
+
 def test_streaming_minibatches_and_asynchronous_training_are_refused() -> None:
     config = chz.entrypoint(cookbook_train.Config, argv=ARGUMENTS)
     streaming = stock.StreamMinibatchConfig(groups_per_batch=4, num_minibatches=2)

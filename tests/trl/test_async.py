@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
@@ -25,6 +28,7 @@ from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem.rollout.play import Request
 from gem_cpu import trl_plugin
 from gem_train.record import EpisodeRecord, read_run
+from gem_trl.async_engine import InProcessEngine
 from gem_trl.async_server import ServerEngine
 
 Make = Callable[..., Any]
@@ -179,6 +183,39 @@ def test_log_probabilities_are_the_models(make_trainer: Make) -> None:
             torch.testing.assert_close(weight, own[name])
         expected = logits.log_softmax(-1)[range(len(sample.token_ids)), sample.token_ids]
         assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_what_the_model_says_of_sampling_does_not_count(model: Path, tmp_path: Path) -> None:
+    """A penalty or a share of tokens in its generation_config would make another policy."""
+    copied = tmp_path / "penalised"
+    shutil.copytree(model, copied)
+    config = GenerationConfig(do_sample=True, repetition_penalty=1.5, top_k=2, min_p=0.5)
+    config.save_pretrained(copied)
+    engine = InProcessEngine(
+        str(copied), temperature=1.0, stop_ids=frozenset({0}), pad_id=0, device="cpu"
+    )
+    prompt = [5, 6, 7, 8, 9]
+    [sample] = engine([Request(0, prompt, prompt, True, 16)])
+    with torch.no_grad():
+        ids = torch.tensor([prompt + sample.token_ids])
+        logits = engine._model(ids).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)[range(len(sample.token_ids)), sample.token_ids]
+    assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_server_is_asked_for_samples_from_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM would take what is left out from the model's generation_config."""
+    bodies = []
+
+    def asked(*args: Any, body: bytes, **kwargs: Any) -> tuple[list[int], list[float], str]:
+        bodies.append(json.loads(body))
+        return [1], [0.0], "stop"
+
+    monkeypatch.setattr("gem_trl.async_server.asked", asked)
+    engine = ServerEngine("http://x", "m", stop_ids=frozenset({1}), seed=0)
+    engine([Request(0, [5], [5], True, 4)])
+    wanted = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert bodies[0].items() >= wanted.items()
 
 
 def test_an_adapter_is_merged_into_the_weights_that_sample(make_trainer: Make) -> None:

@@ -20,6 +20,7 @@ from gem_train.settings import Settings
 from gem_train.table import (
     Computed,
     Copied,
+    Departs,
     Elsewhere,
     Fixed,
     Refused,
@@ -123,6 +124,10 @@ TABLE = Table(
             Computed(lambda run: {"train_batch_size": run.step_episodes}, "train_batch_size"),
             entries.WHOLE_MINIBATCHES,
             entries.WHOLE_STEPS,
+            Departs(
+                lambda run, value: value > 1 and run.hardware.ranks > 1,
+                "each rank divides its own tasks into minibatches",
+            ),
         ),
         **entries.FIXED_REFERENCE,
         "algorithm.critic_warmup": (Copied("gem_critic_warmup"), entries.SCHEDULED_LATE),

@@ -139,6 +139,7 @@ _REASONS = {
     "max_epochs": "--num_ppo_epochs is the number of passes over a batch",
     "reinforce_update": "oat 0.2 divides by zero; one optimiser step a batch is REINFORCE's",
     "train_batch_size_per_device": "--gem_forward_tokens decides how many rows are one forward",
+    "lora_sync_only": "turns are asked of the engine without an adapter, which it would need",
     "num_gpus_per_actor": "oat's multi-turn learner knows actors of one GPU only",
     "whiten_adv whiten_rewards": "--gem_whiten normalises advantages, over turns of all ranks",
     "oracle non_stop_penalty non_stop_fixed_reward": "rewards are the environment's",

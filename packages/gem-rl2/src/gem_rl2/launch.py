@@ -117,8 +117,11 @@ def _kl(run: Run) -> dict[str, Any]:
     if not weight:
         return {}
     where = run.spec.algorithm.kl_in
-    term = {f"actor.kl.{where}_estimator": run.spec.algorithm.kl_estimator}
-    return {"actor.kl.coef": weight, "actor.kl.type": where, **term}
+    # RL2 logs the KL with the estimator of the reward, wherever the penalty is.
+    terms = dict.fromkeys(
+        ("actor.kl.loss_estimator", "actor.kl.reward_estimator"), run.spec.algorithm.kl_estimator
+    )
+    return {"actor.kl.coef": weight, "actor.kl.type": where, **terms}
 
 
 def _schedule(run: Run) -> dict[str, Any]:

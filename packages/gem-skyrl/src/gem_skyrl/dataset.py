@@ -7,6 +7,7 @@ encodes and filters prompts, would know none: the prompt is an environment's fir
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ class TaskDataset:
             for n, text in enumerate(lines, 1):
                 where = f"{file}, line {n}"
                 self._columns.append(parse_as(text, dict[str, str], where, ConfigurationError))
-        self.rows = [read(columns) for columns in self._columns]
+        # Rows of a number are a group, and each file begins with 0.
+        rows = enumerate(map(read, self._columns))
+        self.rows = [replace(row, number=number) for number, row in rows]
+        self._columns = [line(row) for row in self.rows]
 
     def __len__(self) -> int:
         """Return the number of tasks."""

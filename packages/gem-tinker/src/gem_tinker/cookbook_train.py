@@ -103,6 +103,11 @@ def check(config: Config) -> Direct:
     for key, (value, reason) in needed.items():
         if getattr(config, key) != value:
             raise ConfigurationError(f"{key} must be {value}, got {getattr(config, key)}: {reason}")
+    if config.effective_termination() is not None:
+        raise ConfigurationError(
+            "termination: it would change the cookbook's rewards, not GEM's advantages; leave it "
+            "out, and choose a model for which the cookbook has none of its own"
+        )
     # Keys that mean the same have the same name, but for when the cookbook evaluates and saves.
     keys = {key.name for key in fields(Direct)} - {"eval_every", "save_every"}
     parts = (builder, config)
@@ -171,7 +176,7 @@ async def main(config: Config) -> None:
     # The adapter of a direct run, on attention and MLP projections.
     made = tinker.ServiceClient.create_lora_training_client
     adapter = partialmethod(made, train_unembed=False)
-    steps = len(parse_tasks(builder.train)) // builder.groups_per_batch
+    steps = len(parse_tasks(builder.train)) // builder.groups_per_batch * config.num_epochs
     if getattr(config, "max_steps", None) is not None:
         steps = min(steps, config.max_steps)
     with (

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from gem.errors import RolloutError
 from gem.rollout.play import Request, Sample
@@ -45,6 +45,8 @@ class InProcessEngine:
             **model_kwargs: Arguments of `from_pretrained`.
         """
         self._model = AutoModelForCausalLM.from_pretrained(model, **model_kwargs).to(device).eval()
+        # The model's own would leave tokens out, or penalise them.
+        self._model.generation_config = GenerationConfig()
         self._engine = EngineSampler(stop_ids)
         self._temperature = temperature
         self._pad_id = pad_id

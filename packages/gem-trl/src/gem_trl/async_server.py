@@ -60,7 +60,7 @@ class ServerEngine:
             "model": self._model,
             "prompt": request.prompt_ids,
             "max_tokens": request.max_tokens,
-            "temperature": 1.0,
+            **_WHOLE,
             "stop_token_ids": self._engine.stop_ids,
             "logprobs": 0,
             "return_token_ids": True,
@@ -80,6 +80,18 @@ class ServerEngine:
         except UnreachableError as error:
             raise RolloutError(str(error)) from error
         return self._engine.sample(ids, logprobs, cut=reason == "length")
+
+
+_WHOLE = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Sampling from all tokens; vLLM takes what a request lacks from the model's generation_config."""
 
 
 class _Logprobs(TypedDict):

@@ -266,7 +266,7 @@ def samples_of(
         spans = [(spans[0][0], 0, spans[-1][2])]
     prompt, completion = messages(episode, chat, system_prompt)
     samples = []
-    for turn, start, end in spans:
+    for number, (turn, start, end) in enumerate(spans, 1):
         stop = first + end
         trained = sampled[:stop].copy()
         trained[: first + start] = 0
@@ -281,7 +281,8 @@ def samples_of(
                 # The oldest: TRL drops what has become too old.
                 model_version=episode.policy_version[0],
                 group_id=episode.group,
-                metrics={"reward": episode.total_reward},
+                # TRL averages over the samples that have one: one an episode.
+                metrics={"reward": episode.total_reward} if number == len(spans) else {},
                 enqueued_at=time.time(),
             )
         )
