@@ -209,12 +209,13 @@ def test_the_seam_computes_and_records(made: Any, world: Any, tmp_path: Path) ->
     tensors, edges = world.tensors(played)
     ours.compute_advantages(None, tensors, edges, 1)
     assert tensors["advantages"].any()
-    wandb.log({"actor/loss": 0.5, "actor/grad_norm": 2.0}, step=1)
+    wandb.log({"actor/loss": 0.5, "actor/grad_norm": 2.0, "critic/loss": 3.0}, step=1)
     assert read_run(tmp_path).metrics == []
     wandb.log({"timing/update_rollout": 0.1}, step=1)
     [line] = read_run(tmp_path).metrics
     assert (line["iteration"], line["split"]) == (0, "train")
     assert (line["loss"], line["grad_norm"], line["sync_s"]) == (0.5, 2.0, 0.1)
+    assert line["value_loss"] == 1.5  # RL2's has no factor of a half
     assert (line["episodes"], line["failed_episodes"]) == (7.0, 1.0)
     assert len(list(read_run(tmp_path).episodes())) == 8
 

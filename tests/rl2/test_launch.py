@@ -73,6 +73,8 @@ def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: P
     assert settings.max_failed_fraction == 0.25
     assert not keys.dynamic_filtering
     actor = config["actor"]
+    if name == "gae":
+        assert config["critic"]["max_grad_norm"] == 4.0
     # The second is that of the metric, wherever the penalty is.
     assert (actor["kl"]["loss_estimator"], actor["kl"]["reward_estimator"]) == ("k3", "k3")
     assert (actor["clip"], actor["avg_level"], actor["max_grad_norm"]) == (0.125, "token", 2.0)

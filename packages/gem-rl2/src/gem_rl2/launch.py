@@ -124,6 +124,12 @@ def _kl(run: Run) -> dict[str, Any]:
     return {"actor.kl.coef": weight, "actor.kl.type": where, **terms}
 
 
+def _clips(run: Run) -> dict[str, Any]:
+    # RL2's loss of values lacks the factor of a half, and so does its gradient.
+    most = run.spec.optimizer.grad_clip
+    return {"actor.max_grad_norm": most, "critic.max_grad_norm": 2 * most}
+
+
 def _schedule(run: Run) -> dict[str, Any]:
     optimizer = run.spec.optimizer
     return {
@@ -254,7 +260,7 @@ TABLE = Table(
         "optimizer.beta2": Copied("+gem.adam_beta2"),
         "optimizer.eps": Copied("+gem.adam_eps"),
         "optimizer.weight_decay": Copied(_both("weight_decay")),
-        "optimizer.grad_clip": Copied(_both("max_grad_norm")),
+        "optimizer.grad_clip": Computed(_clips, "actor.max_grad_norm, critic.max_grad_norm"),
         **entries.plain_correction("RL2"),
         **entries.SYNCHRONOUS,
         **entries.PLAYED_ONCE,

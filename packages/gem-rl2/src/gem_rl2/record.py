@@ -30,6 +30,8 @@ RECORDED: Names = {
     "kl": "actor/kl",
 }
 """Names in the record, and in RL2's logs."""
+DOUBLE = ("critic/loss", "critic/grad_norm")
+"""Logged at twice the record's size: RL2's loss of values lacks the factor of a half."""
 
 LAST, PLAYED = "timing/update_rollout", "timing/rollout"
 
@@ -55,7 +57,7 @@ def record_logs(rollouts: Rollouts, rl2: Installation) -> RunRecording:
     def log_too(values: Any, *args: Any, step: int, **kwargs: Any) -> None:
         nonlocal trained
         log(values, *args, step=step, **kwargs)
-        recording.log(values)
+        recording.log({k: v / 2 if k in DOUBLE else v for k, v in values.items()})
         if LAST in values and recording.write_iteration(step - 1):
             trained = step
         if PLAYED in values:
