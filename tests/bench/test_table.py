@@ -86,6 +86,24 @@ def test_an_evaluation_has_a_table_of_its_own(tmp_path: Path) -> None:
     assert "(eval:other)" in as_text(table)
 
 
+def test_the_window_of_an_evaluation_counts_iterations_not_evaluations(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "a")
+    spec = {"name": "gcd", "algorithm": {"advantage": "rebn"}, "seed": 0}
+    recorder.start({"trainer": "reference", "status": "finished", "spec": spec})
+    for iteration in range(100):
+        recorder.metrics(iteration, {"success_rate": 0.1, "episodes": 10})
+    for iteration, rate in [(0, 0.0), (50, 0.4), (90, 0.6), (100, 0.8)]:
+        recorder.metrics(iteration, {"success_rate": rate, "episodes": 10}, split="eval:other")
+
+    def final(window: int) -> float:
+        table = tabulate(load_runs([tmp_path / "a"]), split="eval:other", window=window)
+        return table.rows["gcd"]["rebn"].final.mean
+
+    assert final(1) == final(10) == pytest.approx(0.8)
+    assert final(11) == final(20) == pytest.approx(0.7)
+    assert final(101) == pytest.approx(0.45)
+
+
 def test_settings_that_do_not_tell_experiments_apart_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="several experiments have name 'gcd' and"):
         tabulate(load_runs(write(tmp_path)), columns="name")

@@ -71,7 +71,8 @@ def tabulate(
         columns: Setting that names a column.
         metric: Name of the metric.
         split: `train`, or `eval:<name>`.
-        window: Iterations that final values are averaged over.
+        window: Final values are averaged over the points of so many iterations, the last of which
+            is that of the split's last point.
 
     Raises:
         ConfigurationError: Two groups are in one cell, so that they differ in another setting.
@@ -127,10 +128,10 @@ def _cell(group: Group, metric: str, split: str, window: int) -> Cell | None:
     points = {_seeds(run): found for run in group.runs if (found := _points(run, metric, split))}
     if not points:
         return None
-    scores = {seeds: _mean(found[-window:]) for seeds, found in points.items()}
+    scores = {seeds: _final(found, window) for seeds, found in points.items()}
     known = [run.seconds for run in group.runs if run.seconds is not None]
     return Cell(
-        statistics.fmean(found[0][0] for found in points.values()),
+        statistics.fmean(found[0][1] for found in points.values()),
         of_metric(metric)(list(scores.values())),
         scores,
         statistics.fmean(known) if known else None,
@@ -141,17 +142,20 @@ def _seeds(run: Run) -> str:
     return f"{run.seed}, {run.spec.get('env.seed')}"
 
 
-def _points(run: Run, metric: str, split: str) -> list[tuple[float, float]]:
-    """Return value and number of episodes of each iteration."""
+def _points(run: Run, metric: str, split: str) -> list[tuple[int, float, float]]:
+    """Return iteration, value and number of episodes where both are recorded."""
     curve = run.curves.get(split)
     if curve is None:
         return []
-    pairs = zip(curve.column(metric), curve.column("episodes"), strict=True)
-    return [(value, count) for value, count in pairs if value is not None and count]
+    points = zip(curve.iterations, curve.column(metric), curve.column("episodes"), strict=True)
+    return [(at, value, count) for at, value, count in points if value is not None and count]
 
 
-def _mean(points: Sequence[tuple[float, float]]) -> float:
-    return sum(value * count for value, count in points) / sum(count for _, count in points)
+def _final(points: Sequence[tuple[int, float, float]], window: int) -> float:
+    """Return the mean over the last `window` iterations; an evaluation has few points in them."""
+    begin = max(at for at, _, _ in points) - window
+    last = [(value, count) for at, value, count in points if at > begin]
+    return sum(value * count for value, count in last) / sum(count for _, count in last)
 
 
 def _lines(table: Table) -> list[list[str]]:
@@ -177,8 +181,8 @@ def _remarks(table: Table) -> list[str]:
     methods = {final.method: final.n for final in finals}
     how = "; ".join(sorted(HOW[method].format(n=n) for method, n in methods.items()))
     lines = [
-        f"{table.metric} ({table.split}), averaged over the last {table.window} recorded "
-        f"iterations (start: the first); in brackets the 95 % interval ({how})."
+        f"{table.metric} ({table.split}), averaged over the last {table.window} "
+        f"iterations (start: the first recorded); in brackets the 95 % interval ({how})."
     ]
     if table.aggregates:
         left_out = [row for row in table.rows if row not in table.common]
