@@ -92,7 +92,7 @@ def compare(groups: Sequence[Group], *, window: int = 20) -> Comparison:
         _contrasts(groups, finals),
         differences([group.settings for group in groups]),
         [
-            *(note for group in groups for note in _notes(group)),
+            *notes(groups),
             *_hardware_notes(groups),
             *_clip_notes(groups),
             *_untold_notes(groups),
@@ -223,28 +223,33 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def notes(groups: Sequence[Group]) -> list[str]:
+    """Say what spoils the numbers of groups of runs."""
+    return [note for group in groups for note in _notes(group)]
+
+
 def _notes(group: Group) -> list[str]:
-    notes = []
+    found = []
     for run in group.runs:
         if run.status not in ("finished", "unknown"):
-            notes.append(f"{run.folder}: this run is not finished ({run.status})")
-        notes += [
+            found.append(f"{run.folder}: this run is not finished ({run.status})")
+        found += [
             f"{run.folder}, {split}: {failures_text(counts)}; they count nowhere"
             for split in run.curves
             if (counts := run.failed_by_cause(split))
         ]
-        notes += [
+        found += [
             f"{run.folder}, {split}: {missing:,} episodes are not recorded; intervals over tasks "
             "are of those that are, all other numbers of all"
             for split in run.curves
             if (missing := run.record.missing(split))
         ]
         if not run.spec:
-            notes.append(f"{run.folder}: no run.json, so its settings are not known")
+            found.append(f"{run.folder}: no run.json, so its settings are not known")
     seeds = [run.seed for run in group.runs]
     if len(set(seeds)) < len(seeds):
-        notes.append(f"{group.label}: runs share a seed, so the interval is too narrow")
-    return notes
+        found.append(f"{group.label}: runs share a seed, so the interval is too narrow")
+    return found
 
 
 def _hardware_notes(groups: Sequence[Group]) -> list[str]:
@@ -356,7 +361,7 @@ HOW = {
     "tasks": "over {n:,} tasks of one run; runs differ by more",
     "paired runs": "over {n} pairs of runs with the same seed",
     "paired tasks": "over {n:,} tasks that both played; runs differ by more",
-    "unpaired runs": "over runs with different seeds",
+    "unpaired runs": "over unpaired runs",
     "unpaired tasks": "over the tasks of one run each; runs differ by more",
     "bootstrap": "stratified bootstrap of the runs of {n} environments",
     "none": "no interval: too little to tell",
@@ -364,11 +369,16 @@ HOW = {
 """Text that explains each kind of interval; format it with `n`."""
 
 
+def told(value: Estimate) -> str:
+    """Return what an interval is over."""
+    return HOW[value.method].format(n=value.n)
+
+
 def contrasts(comparison: Comparison) -> list[str]:
     """Return a line for each difference to the first group."""
     return [
         f"{c.label} less {c.baseline}: final success {estimate(c.difference, '+')} "
-        f"({HOW[c.difference.method].format(n=c.difference.n)})"
+        f"({told(c.difference)})"
         for c in comparison.contrasts
     ]
 
@@ -385,7 +395,7 @@ def table(comparison: Comparison) -> list[list[str]]:
 def remarks(comparison: Comparison) -> list[str]:
     """Return how to read the table, and what makes the comparison unfair."""
     finals = [row.final for row in comparison.rows if row.final is not None]
-    how = sorted({HOW[e.method].format(n=e.n) for e in finals})
+    how = sorted(set(map(told, finals)))
     lines = [
         f"Success is that of sampled training episodes, averaged over (up to) {comparison.window} "
         f"iterations; in brackets the 95 % interval ({'; '.join(how) or 'none'}). The best of many "

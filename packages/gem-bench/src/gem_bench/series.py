@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gem.errors import RecordError
+from gem.errors import ConfigurationError, RecordError
 from gem.tables import flatten
 from gem_train.experiment.metrics import PART, failed_by_cause
 from gem_train.record import RunRecord, read_run
@@ -236,6 +236,29 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     members = list(groups.values())
     named = labels([(m[0].trainer, _settings(m[0])) for m in members])
     return [Group(label, m, _common(m)) for label, m in zip(named, members, strict=True)]
+
+
+def check_recorded(groups: Sequence[Group], splits: Sequence[str], metric: str) -> None:
+    """Check that runs have what is asked for.
+
+    Raises:
+        ConfigurationError: No run recorded one of the splits, or the metric in any of them; the
+            message has what is recorded.
+    """
+    curves = [each for group in groups for run in group.runs for each in run.curves.items()]
+    recorded = {split for split, _ in curves}
+    for split in splits:
+        if split not in recorded:
+            raise ConfigurationError(
+                f"no run recorded the split {split!r}; recorded: {', '.join(sorted(recorded))}"
+            )
+    columns = [each for split, curve in curves if split in splits for each in curve.columns.items()]
+    names = {name for name, values in columns if any(value is not None for value in values)}
+    if metric not in names:
+        raise ConfigurationError(
+            f"no run recorded {metric!r} of {' or '.join(splits)}; recorded: "
+            f"{', '.join(sorted(names))}"
+        )
 
 
 def landmarks(groups: Sequence[Group | None]) -> list[tuple[str, float]]:
