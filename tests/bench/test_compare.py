@@ -256,6 +256,35 @@ def test_runs_of_the_same_seeds_are_compared_in_pairs(tmp_path: Path) -> None:
     assert contrast.difference.high == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("spec", [{**SPEC, "seed": 0}, SPEC])
+def test_runs_whose_seeds_repeat_or_are_not_known_are_not_paired(
+    tmp_path: Path, spec: dict[str, Any]
+) -> None:
+    def runs(trainer: str, *rates: float) -> list[Path]:
+        return [
+            write(tmp_path / f"{trainer}{i}", [rate], trainer=trainer, meta={"spec": spec})
+            for i, rate in enumerate(rates)
+        ]
+
+    comparison = compare(load_runs([*runs("a", 0.2, 0.4), *runs("b", 0.5, 0.7)]))
+    [contrast] = comparison.contrasts
+    assert contrast.difference.method == "unpaired runs"
+    assert contrast.difference.mean == pytest.approx(0.3)
+    assert contrast.difference.low is not None and contrast.difference.low < 0
+    assert "same seed" not in RENDERERS["text"](comparison)
+
+
+def test_runs_without_a_spec_are_not_taken_for_seeds_of_one_experiment(tmp_path: Path) -> None:
+    folders = [write(tmp_path / name / "record", [0.5], meta={"spec": {}}) for name in "ab"]
+    folders.append(write(tmp_path / "c", [0.5], trainer="verl", meta={"spec": {}}))
+    comparison = compare(load_runs(folders))
+    labels = [f"reference, {folder}" for folder in folders[:2]]
+    assert [row.label for row in comparison.rows] == [*labels, "verl"]
+    assert comparison.notes == [
+        f"{folder}: run.json has no spec, so its settings are not known" for folder in folders
+    ]
+
+
 @pytest.mark.parametrize("window", ["0", "-3", "many"])
 def test_a_wrong_option_says_what_is_allowed(
     window: str, capsys: pytest.CaptureFixture[str]

@@ -124,6 +124,16 @@ def test_small_multiples_have_a_panel_for_each_value_and_one_line_for_each_algor
         plot(load_runs(runs), metrics=["success_rate"], panels="env.ids")
 
 
+def test_small_multiples_draw_every_run_without_a_spec(tmp_path: Path) -> None:
+    for name, spec in (("a", {"name": "x", "seed": 0}), ("b", {}), ("c", {})):
+        recorder = Recorder(tmp_path / name)
+        recorder.start({"trainer": "reference", "spec": spec})
+        recorder.metrics(0, {"success_rate": 0.5})
+    groups = load_runs([tmp_path / name for name in "abc"])
+    svg = plot(groups, metrics=["success_rate"], panels="name")
+    assert [shape.get("class") for shape in lines(svg, "mean")] == ["mean g0", "mean g1", "mean g2"]
+
+
 def test_a_split_is_a_line_of_its_own_and_evaluations_are_not_smoothed(tmp_path: Path) -> None:
     for seed in range(2):
         recorder = Recorder(tmp_path / str(seed))

@@ -125,25 +125,25 @@ def _points(run: Run) -> list[tuple[int, float, float]]:
 class _Final:
     """The success of a group in its last iterations."""
 
-    rates: dict[int, float]
-    """Success rate by index of the run in its group; runs without a rate are missing."""
-    seeds: list[Hashable]
-    """Seed of each run and of its tasks."""
+    rates: dict[Hashable, float]
+    """Success rate by the seeds of the run and of its tasks, or by a key that no other group has
+    where seeds repeat or are not known. Runs without a rate are missing."""
     outcomes: dict[str, list[float]]
     """Success of each episode by task, if the group is one run with recorded episodes."""
 
     @classmethod
     def read(cls, group: Group, window: int) -> _Final:
-        means = {i: window_means(run, window) for i, run in enumerate(group.runs)}
+        keys: list[Hashable] = [(run.seed, run.task_seed) for run in group.runs]
+        if len(set(keys)) < len(keys) or any(run.seed is None for run in group.runs):
+            keys = [(run.folder, i) for i, run in enumerate(group.runs)]
+        means = [window_means(run, window) for run in group.runs]
         outcomes: dict[str, list[float]] = {}
         if len(group.runs) == 1:
             run = group.runs[0]
             last = [iteration for iteration, _, _ in _points(run)[-window:]]
             outcomes = run.outcomes(TRAIN, frozenset(last))
         return cls(
-            {i: m[-1] for i, m in means.items() if m},
-            [(run.seed, run.task_seed) for run in group.runs],
-            outcomes,
+            {key: found[-1] for key, found in zip(keys, means, strict=True) if found}, outcomes
         )
 
     @property
@@ -156,12 +156,6 @@ class _Final:
         # The mean of the metrics, as in the curve; the interval of the episodes.
         return replace(over_tasks(list(self.outcomes.values())), mean=over.mean)
 
-    def by_seed(self) -> dict[Hashable, float]:
-        """Success rates by seed, or by index if two runs share a seed."""
-        if len(set(self.seeds)) < len(self.seeds):
-            return {("run", i): rate for i, rate in self.rates.items()}
-        return {self.seeds[i]: rate for i, rate in self.rates.items()}
-
 
 def _contrasts(groups: Sequence[Group], finals: Sequence[_Final]) -> list[Contrast]:
     """Return each group minus the first, with an interval where the data allow one."""
@@ -172,7 +166,7 @@ def _contrasts(groups: Sequence[Group], finals: Sequence[_Final]) -> list[Contra
         if final.outcomes and finals[0].outcomes:
             difference = difference_of_tasks(final.outcomes, finals[0].outcomes)
         else:
-            difference = difference_of_runs(final.by_seed(), finals[0].by_seed())
+            difference = difference_of_runs(final.rates, finals[0].rates)
         found.append(Contrast(group.label, groups[0].label, difference))
     return found
 
@@ -245,7 +239,8 @@ def _notes(group: Group) -> list[str]:
             if (missing := run.record.missing(split))
         ]
         if not run.spec:
-            found.append(f"{run.folder}: no run.json, so its settings are not known")
+            missing_part = "run.json has no spec" if run.record.meta else "no run.json"
+            found.append(f"{run.folder}: {missing_part}, so its settings are not known")
     seeds = [run.seed for run in group.runs]
     if len(set(seeds)) < len(seeds):
         found.append(f"{group.label}: runs share a seed, so the interval is too narrow")

@@ -171,7 +171,13 @@ def _multiples(
         key: None for each in panels.values() for key in differences([g.settings for g in each])
     }
     names = labels(
-        [(g.trainer, {k: g.settings.get(k) for k in inside if k != "env.seed"}) for g in groups]
+        [
+            (
+                g.trainer if g.settings else g.label,
+                {k: g.settings.get(k) for k in inside if k != "env.seed"},
+            )
+            for g in groups
+        ]
     )
     lines: dict[str, list[Group]] = defaultdict(list)
     for name, group in zip(names, groups, strict=True):
