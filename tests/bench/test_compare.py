@@ -383,3 +383,30 @@ def test_episodes_that_are_not_recorded_are_named(tmp_path: Path) -> None:
     assert "train: 6 episodes are not recorded" in notes
     assert "eval:easy: 10 episodes are not recorded" in notes
     assert "6 episodes are not recorded" in numbers(comparison)
+
+
+def test_a_sample_of_the_episodes_neither_decides_a_difference_nor_has_an_interval(
+    tmp_path: Path,
+) -> None:
+    """The first iteration has only its won episodes of a, and its lost ones of b."""
+
+    def one(name: str, won: int, sample: bool) -> Path:
+        folder = tmp_path / name
+        recorder = Recorder(folder)
+        recorder.start({"trainer": name, "status": "finished", "spec": {**SPEC, "seed": 0}})
+        values = {"success_rate": won / 8, "episodes": 8, "failed_episodes": 0}
+        recorder.metrics(0, {**values, "recorded_episodes": 2})
+        recorder.episodes(0, [episode(i, sample, i) for i in range(2)])
+        recorder.metrics(1, values)
+        recorder.episodes(1, [episode(8 + i, i < won, i) for i in range(8)])
+        return folder
+
+    groups = load_runs([one("a", 6, sample=True), one("b", 4, sample=False)])
+    both = compare(groups, window=2)
+    assert {row.final.method for row in both.rows if row.final is not None} == {"none"}
+    assert both.contrasts[0].difference.mean == pytest.approx(-0.25)
+    assert both.contrasts[0].difference.method == "none"
+    assert "over tasks is left out" in both.notes[0]
+    last = compare(groups, window=1)
+    assert last.contrasts[0].difference.mean == pytest.approx(-0.25)
+    assert last.contrasts[0].difference.method == "paired tasks"

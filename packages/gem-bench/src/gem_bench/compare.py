@@ -129,7 +129,7 @@ class _Final:
     """Success rate by the seeds of the run and of its tasks, or by a key that no other group has
     where seeds repeat or are not known. Runs without a rate are missing."""
     outcomes: dict[str, list[float]]
-    """Success of each episode by task, if the group is one run with recorded episodes."""
+    """Success of each episode by task, if the group is one run of which all are recorded."""
 
     @classmethod
     def read(cls, group: Group, window: int) -> _Final:
@@ -140,8 +140,10 @@ class _Final:
         outcomes: dict[str, list[float]] = {}
         if len(group.runs) == 1:
             run = group.runs[0]
-            last = [iteration for iteration, _, _ in _points(run)[-window:]]
-            outcomes = run.outcomes(TRAIN, frozenset(last))
+            last = frozenset(iteration for iteration, _, _ in _points(run)[-window:])
+            # A part of the episodes has another mean than all, which the curve is of.
+            if not run.record.missing(TRAIN, last):
+                outcomes = run.outcomes(TRAIN, last)
         return cls(
             {key: found[-1] for key, found in zip(keys, means, strict=True) if found}, outcomes
         )
@@ -233,8 +235,8 @@ def _notes(group: Group) -> list[str]:
             if (counts := run.failed_by_cause(split))
         ]
         found += [
-            f"{run.folder}, {split}: {missing:,} episodes are not recorded; intervals over tasks "
-            "are of those that are, all other numbers of all"
+            f"{run.folder}, {split}: {missing:,} episodes are not recorded; an interval over tasks "
+            "is left out where one is missing"
             for split in run.curves
             if (missing := run.record.missing(split))
         ]
