@@ -80,7 +80,7 @@ def test_aggregates_are_over_what_was_run_with_every_algorithm(tmp_path: Path) -
     assert found.low is not None and found.low < found.mean
     text = as_text(table)
     assert "2 rows that every column has, without code" in text
-    assert "a run of rebn is better than one of reinforce" in text
+    assert "a run of rebn has a higher success_rate than one of reinforce" in text
 
 
 def test_one_algorithm_alone_is_not_compared(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Every cell is over the seeds of one experiment (`gem_bench.stats.of_metric`). Below are the
 aggregates over the environments that all algorithms were run on, and the probability that one
-algorithm improves on another (`gem_bench.aggregate`).
+algorithm has higher values than another (`gem_bench.aggregate`), which need not be better ones.
 """
 
 from __future__ import annotations
@@ -222,9 +222,9 @@ def _remarks(table: Table) -> list[str]:
             f"Aggregates are over {len(table.common)} rows that every column has{without}; their "
             "intervals are a stratified bootstrap of the runs (arXiv 2108.13264)."
         )
+    higher = f" has a higher {table.metric} than one of "
     lines += [
-        f"Probability that a run of {pair.replace(' > ', ' is better than one of ')}: "
-        f"{estimate(found)}"
+        f"Probability that a run of {pair.replace(' > ', higher)}: {estimate(found)}"
         for pair, found in table.improvements.items()
     ]
     return lines + table.notes
