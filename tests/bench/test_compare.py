@@ -17,6 +17,7 @@ from gem_bench.__main__ import main
 from gem_bench.compare import RENDERERS, compare
 from gem_bench.sections import numbers
 from gem_bench.series import load_runs, smooth
+from gem_bench.table import tabulate
 from gem_train.record import Recorder
 
 SPEC = {"name": "x", "algorithm": {"advantage": "rebn", "gamma": 0.9}}
@@ -101,6 +102,32 @@ def test_what_spoils_a_comparison_is_said(tmp_path: Path) -> None:
     notes = "\n".join(compare(load_runs(folders)).notes)
     assert "share a seed" in notes
     assert f"{tmp_path / 'c'}: this run is not finished (failed)" in notes
+
+
+def test_other_models_and_versions_of_one_trainer_are_said(tmp_path: Path) -> None:
+    def run(name: str, seed: int, model: str, version: str, **more: Any) -> Path:
+        versions = {"gem-bench": version, "numpy": version}
+        meta = {"model": model, "versions": versions, "spec": {**SPEC, **more, "seed": seed}}
+        return write(tmp_path / name, [0.5], seed=seed, meta=meta)
+
+    one, same = run("a", 0, "tiny-1", "1"), run("b", 1, "tiny-1", "1")
+    version, model = run("c", 2, "tiny-1", "2"), run("d", 3, "tiny-2", "1")
+    grpo = run("e", 0, "tiny-2", "1", algorithm={"advantage": "grpo"})
+    assert compare(load_runs([one, same])).notes == []
+    # Numpy is not decisive.
+    assert compare(load_runs([one, same, version])).notes == [
+        "reference: runs are not of one model and version (gem-bench: 1, 2); "
+        "these means are over several: reference"
+    ]
+    [note] = compare(load_runs([one, model])).notes
+    assert "(model: tiny-1, tiny-2); these means are over several: reference" in note
+    between = ["reference: runs are not of one model and version (model: tiny-1, tiny-2)"]
+    assert compare(load_runs([one, grpo])).notes == between
+    assert tabulate(load_runs([one, grpo])).notes == between
+    # A model that the settings name is a difference of the experiment; so is the trainer.
+    other = run("f", 0, "tiny-2", "1", policy={"model": "two"})
+    verl = write(tmp_path / "g", [0.5], trainer="verl", meta={"versions": {"gem-bench": "2"}})
+    assert compare(load_runs([one, other, verl])).notes == []
 
 
 def episode(seed: int, won: bool, group: int) -> Trajectory:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gem_bench.parity import untold_text
+from gem_bench.provenance import decisive
 from gem_bench.series import TRAIN, Group, Run, differences
 from gem_bench.stats import (
     Estimate,
@@ -221,7 +222,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def notes(groups: Sequence[Group]) -> list[str]:
     """Say what spoils the numbers of groups of runs."""
-    return [note for group in groups for note in _notes(group)]
+    return [*(note for group in groups for note in _notes(group)), *_origin_notes(groups)]
 
 
 def _notes(group: Group) -> list[str]:
@@ -247,6 +248,34 @@ def _notes(group: Group) -> list[str]:
     if len(set(seeds)) < len(seeds):
         found.append(f"{group.label}: runs share a seed, so the interval is too narrow")
     return found
+
+
+def _origin_notes(groups: Sequence[Group]) -> list[str]:
+    """Say where runs of one trainer had different models or versions, which no setting says."""
+    found = []
+    for trainer in dict.fromkeys(group.trainer for group in groups):
+        members = [group for group in groups if group.trainer == trainer]
+        origins = _origins([run for group in members for run in group.runs])
+        if not origins:
+            continue
+        mixed = ", ".join(group.label for group in members if _origins(group.runs))
+        found.append(
+            f"{trainer}: runs are not of one model and version ({'; '.join(origins)})"
+            + (f"; these means are over several: {mixed}" if mixed else "")
+        )
+    return found
+
+
+def _origins(runs: Sequence[Run]) -> list[str]:
+    """Return the models that a setting stood for, and the versions, of which there are several."""
+    values: dict[tuple[str, Any], dict[str, None]] = defaultdict(dict)
+    for run in runs:
+        meta = run.record.meta
+        if "model" in meta:
+            values["model", run.spec.get("policy.model")][str(meta["model"])] = None
+        for name, version in decisive(meta.get("versions", {})).items():
+            values[name, None][version] = None
+    return [f"{name}: {', '.join(each)}" for (name, _), each in values.items() if len(each) > 1]
 
 
 def _hardware_notes(groups: Sequence[Group]) -> list[str]:
