@@ -150,11 +150,38 @@ def test_a_split_is_a_line_of_its_own_and_evaluations_are_not_smoothed(tmp_path:
     assert [shape.get("class") for shape in lines(svg, "mean")] == ["mean g0", "mean g1"]
     drawn = drawing(groups[0], "success_rate", "iteration", 4, "eval:greedy")
     assert drawn is not None and drawn.mean.y == [0.0, 1.0, 0.0, 1.0]
+    assert "Trailing mean over 4 iterations, evaluations as recorded; bands" in texts[-1]
+    alone = plot(groups, metrics=["success_rate"], window=4, splits=["eval:greedy"])
+    assert ">As recorded; bands" in alone
+    assert ">Trailing mean over 4 iterations; bands" in plot(
+        groups, metrics=["success_rate"], window=4
+    )
 
 
 def test_a_metric_that_nobody_recorded_is_refused_with_those_that_are(runs: list[Path]) -> None:
-    with pytest.raises(ConfigurationError, match="'sucess_rate'; recorded: .*success_rate"):
+    with pytest.raises(ConfigurationError, match="'sucess_rate' of train; .*: .*success_rate"):
         plot(load_runs(runs), metrics=["sucess_rate"])
+
+
+def test_a_split_that_nobody_recorded_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.metrics(0, {"success_rate": 0.5})
+    recorder.metrics(0, {"success_rate": 0.5}, "eval:held_out")
+    for splits in (["eval:held-out"], ["train", "eval:held-out"]):
+        with pytest.raises(
+            ConfigurationError, match="'eval:held-out'; recorded: eval:held_out, train"
+        ):
+            plot(load_runs([tmp_path]), metrics=["success_rate"], splits=splits)
+
+
+def test_a_panel_in_which_nobody_recorded_the_metric_is_named(tmp_path: Path) -> None:
+    for name, metric in (("a", "loss"), ("b", "entropy")):
+        recorder = Recorder(tmp_path / name)
+        recorder.start({"trainer": "reference", "spec": {"name": name, "seed": 0}})
+        recorder.metrics(0, {metric: 0.5})
+    groups = load_runs([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(ConfigurationError, match="no run of the panel 'b' recorded 'loss'"):
+        plot(groups, metrics=["loss"], panels="name")
 
 
 def test_runs_with_different_tokens_are_averaged_where_they_overlap(runs: list[Path]) -> None:

@@ -22,6 +22,7 @@ from gem_bench.series import (
     TRAIN,
     X_AXES,
     Group,
+    check_recorded,
     differences,
     labels,
     landmarks,
@@ -114,8 +115,11 @@ def plot(
         splits: A line for each: `train`, or `eval:<name>`, which is drawn as recorded.
 
     Raises:
-        ConfigurationError: No run recorded a metric, or the setting does not differ.
+        ConfigurationError: No run recorded a split, or a metric in any of them, or none of a panel
+            did; or the setting does not differ.
     """
+    for metric in metrics:
+        check_recorded(groups, splits, metric)
     names, multiples = _multiples(groups, panels)
     lines = names if len(splits) == 1 else [f"{n}, {_split(s)}" for n in names for s in splits]
     titles = [METRICS.get(metric, metric) for metric in metrics]
@@ -128,10 +132,9 @@ def plot(
                 for split in splits
             ]
             if not any(drawings):
-                curves = [c for g in groups for r in g.runs for c in r.curves.values()]
-                known = {name for curve in curves for name in curve.columns}
                 raise ConfigurationError(
-                    f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
+                    f"no run of the panel {value!r} recorded {metric!r} of {' or '.join(splits)}: "
+                    "leave out these runs or this metric"
                 )
             uneven = uneven or any(d is not None and d.uneven for d in drawings)
             name = title if value is None else value if len(metrics) == 1 else f"{value}: {title}"
@@ -146,7 +149,9 @@ def plot(
         place = f"{column * (_WIDTH + _GAP)} {top + row * (_HEIGHT + _GAP)}"
         placed.append(f'<g transform="translate({place})">{panel}</g>')
     bottom = top + math.ceil(len(drawn) / columns) * (_HEIGHT + _GAP) - _GAP + _CAPTION
-    caption = _text("tick", 0, bottom, _caption(groups, titles if panels else [], window, uneven))
+    caption = _text(
+        "tick", 0, bottom, _caption(groups, titles if panels else [], window, splits, uneven)
+    )
     width, height = inner + 2 * _MARGIN, bottom + 2 * _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
@@ -345,9 +350,19 @@ def _legend(labels: Sequence[str], width: int) -> tuple[str, int]:
     return "".join(out), y + _LEGEND_ROW + _LEGEND_GAP
 
 
-def _caption(groups: Sequence[Group], titles: Sequence[str], window: int, uneven: bool) -> str:
+def _caption(
+    groups: Sequence[Group],
+    titles: Sequence[str],
+    window: int,
+    splits: Sequence[str],
+    uneven: bool,
+) -> str:
     parts = [" and ".join(titles)] if titles else []
-    parts += [f"trailing mean over {window} iterations" if window > 1 else "as recorded"]
+    if window > 1 and TRAIN in splits:
+        others = ", evaluations as recorded" if len(splits) > 1 else ""
+        parts.append(f"trailing mean over {window} iterations{others}")
+    else:
+        parts.append("as recorded")
     if any(len(group.runs) > 1 for group in groups):
         parts.append("bands: 95 % interval over seeds")
     if uneven:
