@@ -17,6 +17,7 @@ from gem_bench.__main__ import main
 from gem_bench.compare import RENDERERS, compare
 from gem_bench.sections import numbers
 from gem_bench.series import load_runs, smooth
+from gem_bench.table import tabulate
 from gem_train.record import Recorder
 
 SPEC = {"name": "x", "algorithm": {"advantage": "rebn", "gamma": 0.9}}
@@ -101,6 +102,32 @@ def test_what_spoils_a_comparison_is_said(tmp_path: Path) -> None:
     notes = "\n".join(compare(load_runs(folders)).notes)
     assert "share a seed" in notes
     assert f"{tmp_path / 'c'}: this run is not finished (failed)" in notes
+
+
+def test_other_models_and_versions_of_one_trainer_are_said(tmp_path: Path) -> None:
+    def run(name: str, seed: int, model: str, version: str, **more: Any) -> Path:
+        versions = {"gem-bench": version, "numpy": version}
+        meta = {"model": model, "versions": versions, "spec": {**SPEC, **more, "seed": seed}}
+        return write(tmp_path / name, [0.5], seed=seed, meta=meta)
+
+    one, same = run("a", 0, "tiny-1", "1"), run("b", 1, "tiny-1", "1")
+    version, model = run("c", 2, "tiny-1", "2"), run("d", 3, "tiny-2", "1")
+    grpo = run("e", 0, "tiny-2", "1", algorithm={"advantage": "grpo"})
+    assert compare(load_runs([one, same])).notes == []
+    # Numpy is not decisive.
+    assert compare(load_runs([one, same, version])).notes == [
+        "reference: runs are not of one model and version (gem-bench: 1, 2); "
+        "these means are over several: reference"
+    ]
+    [note] = compare(load_runs([one, model])).notes
+    assert "(model: tiny-1, tiny-2); these means are over several: reference" in note
+    between = ["reference: runs are not of one model and version (model: tiny-1, tiny-2)"]
+    assert compare(load_runs([one, grpo])).notes == between
+    assert tabulate(load_runs([one, grpo])).notes == between
+    # A model that the settings name is a difference of the experiment; so is the trainer.
+    other = run("f", 0, "tiny-2", "1", policy={"model": "two"})
+    verl = write(tmp_path / "g", [0.5], trainer="verl", meta={"versions": {"gem-bench": "2"}})
+    assert compare(load_runs([one, other, verl])).notes == []
 
 
 def episode(seed: int, won: bool, group: int) -> Trajectory:
@@ -256,6 +283,35 @@ def test_runs_of_the_same_seeds_are_compared_in_pairs(tmp_path: Path) -> None:
     assert contrast.difference.high == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("spec", [{**SPEC, "seed": 0}, SPEC])
+def test_runs_whose_seeds_repeat_or_are_not_known_are_not_paired(
+    tmp_path: Path, spec: dict[str, Any]
+) -> None:
+    def runs(trainer: str, *rates: float) -> list[Path]:
+        return [
+            write(tmp_path / f"{trainer}{i}", [rate], trainer=trainer, meta={"spec": spec})
+            for i, rate in enumerate(rates)
+        ]
+
+    comparison = compare(load_runs([*runs("a", 0.2, 0.4), *runs("b", 0.5, 0.7)]))
+    [contrast] = comparison.contrasts
+    assert contrast.difference.method == "unpaired runs"
+    assert contrast.difference.mean == pytest.approx(0.3)
+    assert contrast.difference.low is not None and contrast.difference.low < 0
+    assert "same seed" not in RENDERERS["text"](comparison)
+
+
+def test_runs_without_a_spec_are_not_taken_for_seeds_of_one_experiment(tmp_path: Path) -> None:
+    folders = [write(tmp_path / name / "record", [0.5], meta={"spec": {}}) for name in "ab"]
+    folders.append(write(tmp_path / "c", [0.5], trainer="verl", meta={"spec": {}}))
+    comparison = compare(load_runs(folders))
+    labels = [f"reference, {folder}" for folder in folders[:2]]
+    assert [row.label for row in comparison.rows] == [*labels, "verl"]
+    assert comparison.notes == [
+        f"{folder}: run.json has no spec, so its settings are not known" for folder in folders
+    ]
+
+
 @pytest.mark.parametrize("window", ["0", "-3", "many"])
 def test_a_wrong_option_says_what_is_allowed(
     window: str, capsys: pytest.CaptureFixture[str]
@@ -354,3 +410,30 @@ def test_episodes_that_are_not_recorded_are_named(tmp_path: Path) -> None:
     assert "train: 6 episodes are not recorded" in notes
     assert "eval:easy: 10 episodes are not recorded" in notes
     assert "6 episodes are not recorded" in numbers(comparison)
+
+
+def test_a_sample_of_the_episodes_neither_decides_a_difference_nor_has_an_interval(
+    tmp_path: Path,
+) -> None:
+    """The first iteration has only its won episodes of a, and its lost ones of b."""
+
+    def one(name: str, won: int, sample: bool) -> Path:
+        folder = tmp_path / name
+        recorder = Recorder(folder)
+        recorder.start({"trainer": name, "status": "finished", "spec": {**SPEC, "seed": 0}})
+        values = {"success_rate": won / 8, "episodes": 8, "failed_episodes": 0}
+        recorder.metrics(0, {**values, "recorded_episodes": 2})
+        recorder.episodes(0, [episode(i, sample, i) for i in range(2)])
+        recorder.metrics(1, values)
+        recorder.episodes(1, [episode(8 + i, i < won, i) for i in range(8)])
+        return folder
+
+    groups = load_runs([one("a", 6, sample=True), one("b", 4, sample=False)])
+    both = compare(groups, window=2)
+    assert {row.final.method for row in both.rows if row.final is not None} == {"none"}
+    assert both.contrasts[0].difference.mean == pytest.approx(-0.25)
+    assert both.contrasts[0].difference.method == "none"
+    assert "over tasks is left out" in both.notes[0]
+    last = compare(groups, window=1)
+    assert last.contrasts[0].difference.mean == pytest.approx(-0.25)
+    assert last.contrasts[0].difference.method == "paired tasks"

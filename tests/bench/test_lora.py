@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gem.errors import ConfigurationError
-from gem_bench.lora import WEIGHTS, Adapted, add_adapters, merge
+from gem_bench.lora import CONFIG, WEIGHTS, Adapted, add_adapters, merge
 from gem_train.experiment.runspec import PolicyPart
 
 RANK, ALPHA = 2, 6.0
@@ -144,6 +145,33 @@ def test_adapters_of_another_model_are_refused(change: str, tmp_path: Path) -> N
         tensors |= {key: value, "base_model.model.block.x_proj.lora_B.weight": value.clone()}
     save_file(tensors, tmp_path / WEIGHTS)
     with pytest.raises(ConfigurationError, match=r"policy\.lora_init: .*block\.(o|x)_proj"):
+        adapted(init=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "said"),
+    [
+        ("lora_alpha", 32, rf"lora_alpha is 32 in .*{CONFIG}, but policy.lora_alpha is 6.0"),
+        ("r", 4, rf"r is 4 in .*{CONFIG}, but policy.lora_rank is 2"),
+        ("use_rslora", True, rf"use_rslora is True in .*{CONFIG}, but .* is False"),
+    ],
+)
+def test_adapters_of_another_scale_are_refused(
+    entry: str, value: object, said: str, tmp_path: Path
+) -> None:
+    exported(adapted(), tmp_path)
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "use_rslora": False}
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    adapted(init=tmp_path)
+    (tmp_path / CONFIG).write_text(json.dumps({**config, entry: value}))
+    with pytest.raises(ConfigurationError, match=rf"policy\.lora_init: {said}"):
+        adapted(init=tmp_path)
+
+
+def test_a_damaged_description_of_adapters_is_named(tmp_path: Path) -> None:
+    exported(adapted(), tmp_path)
+    (tmp_path / CONFIG).write_text("{")
+    with pytest.raises(ConfigurationError, match=f"{CONFIG} is damaged"):
         adapted(init=tmp_path)
 
 

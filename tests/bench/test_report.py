@@ -124,6 +124,16 @@ def test_small_multiples_have_a_panel_for_each_value_and_one_line_for_each_algor
         plot(load_runs(runs), metrics=["success_rate"], panels="env.ids")
 
 
+def test_small_multiples_draw_every_run_without_a_spec(tmp_path: Path) -> None:
+    for name, spec in (("a", {"name": "x", "seed": 0}), ("b", {}), ("c", {})):
+        recorder = Recorder(tmp_path / name)
+        recorder.start({"trainer": "reference", "spec": spec})
+        recorder.metrics(0, {"success_rate": 0.5})
+    groups = load_runs([tmp_path / name for name in "abc"])
+    svg = plot(groups, metrics=["success_rate"], panels="name")
+    assert [shape.get("class") for shape in lines(svg, "mean")] == ["mean g0", "mean g1", "mean g2"]
+
+
 def test_a_split_is_a_line_of_its_own_and_evaluations_are_not_smoothed(tmp_path: Path) -> None:
     for seed in range(2):
         recorder = Recorder(tmp_path / str(seed))
@@ -140,11 +150,38 @@ def test_a_split_is_a_line_of_its_own_and_evaluations_are_not_smoothed(tmp_path:
     assert [shape.get("class") for shape in lines(svg, "mean")] == ["mean g0", "mean g1"]
     drawn = drawing(groups[0], "success_rate", "iteration", 4, "eval:greedy")
     assert drawn is not None and drawn.mean.y == [0.0, 1.0, 0.0, 1.0]
+    assert "Trailing mean over 4 iterations, evaluations as recorded; bands" in texts[-1]
+    alone = plot(groups, metrics=["success_rate"], window=4, splits=["eval:greedy"])
+    assert ">As recorded; bands" in alone
+    assert ">Trailing mean over 4 iterations; bands" in plot(
+        groups, metrics=["success_rate"], window=4
+    )
 
 
 def test_a_metric_that_nobody_recorded_is_refused_with_those_that_are(runs: list[Path]) -> None:
-    with pytest.raises(ConfigurationError, match="'sucess_rate'; recorded: .*success_rate"):
+    with pytest.raises(ConfigurationError, match="'sucess_rate' of train; .*: .*success_rate"):
         plot(load_runs(runs), metrics=["sucess_rate"])
+
+
+def test_a_split_that_nobody_recorded_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.metrics(0, {"success_rate": 0.5})
+    recorder.metrics(0, {"success_rate": 0.5}, "eval:held_out")
+    for splits in (["eval:held-out"], ["train", "eval:held-out"]):
+        with pytest.raises(
+            ConfigurationError, match="'eval:held-out'; recorded: eval:held_out, train"
+        ):
+            plot(load_runs([tmp_path]), metrics=["success_rate"], splits=splits)
+
+
+def test_a_panel_in_which_nobody_recorded_the_metric_is_named(tmp_path: Path) -> None:
+    for name, metric in (("a", "loss"), ("b", "entropy")):
+        recorder = Recorder(tmp_path / name)
+        recorder.start({"trainer": "reference", "spec": {"name": name, "seed": 0}})
+        recorder.metrics(0, {metric: 0.5})
+    groups = load_runs([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(ConfigurationError, match="no run of the panel 'b' recorded 'loss'"):
+        plot(groups, metrics=["loss"], panels="name")
 
 
 def test_runs_with_different_tokens_are_averaged_where_they_overlap(runs: list[Path]) -> None:
@@ -152,11 +189,51 @@ def test_runs_with_different_tokens_are_averaged_where_they_overlap(runs: list[P
     drawn = drawing(group, "success_rate", "tokens", 1)
     assert drawn is not None
     ends = [run.curves["train"].tokens[-1] for run in group.runs]
-    assert drawn.mean.x[-1] == min(ends)
+    assert drawn.mean.x[-1] == max(ends)
+    assert drawn.mean.y[-1] == drawn.runs[ends.index(max(ends))].y[-1]
     middle = drawn.mean.x[60]
     expected = sum(interpolate(line, middle) for line in drawn.runs) / len(drawn.runs)
     assert drawn.mean.y[60] == pytest.approx(expected)
     assert drawn.low[60] <= drawn.mean.y[60] <= drawn.high[60]
+
+
+def of_lengths(root: Path, *lengths: int) -> list[Path]:
+    """Seeds of one experiment: seed s succeeds at the rate 0.2 s, for so many iterations."""
+    for seed, length in enumerate(lengths):
+        recorder = Recorder(root / str(seed))
+        recorder.start({"trainer": "reference", "spec": {"name": "x", "seed": seed}})
+        for iteration in range(length):
+            values = {"success_rate": 0.2 * seed, "sampled_tokens": 100.0, "episodes": 8.0}
+            recorder.metrics(iteration, values)
+    return [root / str(seed) for seed in range(len(lengths))]
+
+
+@pytest.mark.parametrize(("x", "unit"), [("iteration", 1), ("tokens", 100)])
+def test_a_run_that_ended_early_does_not_cut_the_curve_of_the_others(
+    tmp_path: Path, x: str, unit: int
+) -> None:
+    groups = load_runs(of_lengths(tmp_path, 100, 61, 1))
+    drawn = drawing(groups[0], "success_rate", x, 1)
+    assert drawn is not None
+    assert drawn.mean.x[-1] == 99 * unit
+    at = dict(zip(drawn.mean.x, drawn.mean.y, strict=True))
+    assert at[0] == pytest.approx(0.2)
+    shared = [point for point in at if 0 < point <= 60 * unit]
+    assert {round(at[point], 9) for point in shared} == {0.1}
+    assert {at[point] for point in at if point > 60 * unit} == {0.0}
+    # A band where there are two runs or more.
+    assert len(drawn.low) == len(drawn.high) == 1 + len(shared)
+    svg = plot(groups, metrics=["success_rate"], x=x, window=1)
+    assert "mean and band are of the runs that reach a point" in svg
+    right = [max(float(p.split(",")[0]) for p in s.get("points", "").split())
+             for kind in ("mean", "run", "band") for s in lines(svg, kind)]  # fmt: skip
+    assert right[:2] == [460, 460] and max(right) == 460
+    assert right[-1] == pytest.approx(44 + 60 / 99 * (460 - 44), abs=4)
+
+
+def test_the_caption_says_nothing_of_lengths_where_all_runs_are_as_long(tmp_path: Path) -> None:
+    groups = load_runs(of_lengths(tmp_path, 5, 5))
+    assert "reach" not in plot(groups, metrics=["success_rate"])
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_both_curves_are_drawn_and_the_console_stays_empty(browse: Any, html: st
             label: panel.getAttribute("aria-label"),
             panels: document.querySelectorAll(".panel:not([hidden])").length,
             overflow: document.documentElement.scrollWidth - innerWidth,
+            uneven: document.getElementById("curve-hint").textContent.includes("reach a point"),
         };
         """,
     )
@@ -89,8 +90,42 @@ def test_both_curves_are_drawn_and_the_console_stays_empty(browse: Any, html: st
     assert all(mean["width"] > 0.8 * result["width"] for mean in result["means"])
     assert result["bands"] == 2
     assert result["panels"] == 4
+    assert not result["uneven"]
     assert "reference: " in result["label"]
     assert result["overflow"] <= 0
+
+
+def test_a_run_that_ended_early_does_not_cut_the_curve_of_the_others(
+    browse: Any, tmp_path: Path
+) -> None:
+    for seed, length in enumerate((100, 61, 1)):
+        recorder = Recorder(tmp_path / str(seed))
+        recorder.start({"trainer": "reference", "spec": {"name": "x", "seed": seed}})
+        for iteration in range(length):
+            values = {"success_rate": 0.2 * seed, "sampled_tokens": 100.0, "episodes": 8.0}
+            recorder.metrics(iteration, values)
+    html = report(load_runs([tmp_path / str(seed) for seed in range(3)]), window=1)
+    result, console = browse(
+        html,
+        """
+        const found = {hint: document.getElementById("curve-hint").textContent};
+        for (const [axis, unit] of [[0, 1], [1, 100]]) {
+            document.querySelectorAll("#axis button")[axis].click();
+            const {mean, band} = panels[0].drawings[0];
+            const at = (low, high) => [...new Set(
+                mean.filter(([x]) => x > low * unit && x <= high * unit).map(([, y]) => +y.toFixed(9)))];
+            found[axis] = {end: panels[0].end / unit, first: at(-1, 0), shared: at(0, 60), last: at(60, 99),
+                band: band.at(-1)[0] / unit, bands: document.querySelectorAll(".panel .band").length > 0};
+        }
+        panels[0].mark(panels[0].end);
+        return found;
+        """,  # noqa: E501
+    )
+    assert console == []
+    assert "mean and band are of the runs that reach a point" in result.pop("hint")
+    for axis in result.values():
+        assert axis.pop("band") == pytest.approx(60, abs=1)
+        assert axis == {"end": 99, "first": [0.2], "shared": [0.1], "last": [0.0], "bands": True}
 
 
 def test_landmarks_are_drawn_where_training_succeeds_or_not(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,17 +27,32 @@ FINAL = {
 
 def write(root: Path) -> list[Path]:
     """Runs that start with 0.1, dip, and end with the given success."""
-    folders = []
-    for (name, advantage), finals in FINAL.items():
-        for seed, final in enumerate(finals):
-            folder = root / f"{name}-{advantage}-{seed}"
-            recorder = Recorder(folder)
-            spec = {"name": name, "algorithm": {"advantage": advantage}, "seed": seed}
-            recorder.start({"trainer": "reference", "status": "finished", "spec": spec})
-            for iteration, rate in enumerate([0.1, 0.0, final - 0.05, final + 0.05]):
-                recorder.metrics(iteration, {"success_rate": rate, "episodes": 10})
-            folders.append(folder)
-    return folders
+    return [
+        run(
+            root / f"{name}-{advantage}-{seed}",
+            [0.1, 0.0, final - 0.05, final + 0.05],
+            (name, advantage),
+            seed,
+        )
+        for (name, advantage), finals in FINAL.items()
+        for seed, final in enumerate(finals)
+    ]
+
+
+def run(
+    folder: Path,
+    rates: Sequence[float],
+    cell: tuple[str, str] = ("gcd", "rebn"),
+    seed: int = 0,
+    **meta: Any,
+) -> Path:
+    """A run with the given success rates, 10 episodes each."""
+    recorder = Recorder(folder)
+    spec = {"name": cell[0], "algorithm": {"advantage": cell[1]}, "seed": seed}
+    recorder.start({"trainer": "reference", "status": "finished", "spec": spec, **meta})
+    for iteration, rate in enumerate(rates):
+        recorder.metrics(iteration, {"success_rate": rate, "episodes": 10})
+    return folder
 
 
 def test_a_cell_is_the_last_window_over_the_seeds(tmp_path: Path) -> None:
@@ -63,7 +80,7 @@ def test_aggregates_are_over_what_was_run_with_every_algorithm(tmp_path: Path) -
     assert found.low is not None and found.low < found.mean
     text = as_text(table)
     assert "2 rows that every column has, without code" in text
-    assert "a run of rebn is better than one of reinforce" in text
+    assert "a run of rebn has a higher success_rate than one of reinforce" in text
 
 
 def test_one_algorithm_alone_is_not_compared(tmp_path: Path) -> None:
@@ -74,9 +91,7 @@ def test_one_algorithm_alone_is_not_compared(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_has_a_table_of_its_own(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "a")
-    spec = {"name": "gcd", "algorithm": {"advantage": "rebn"}, "seed": 0}
-    recorder.start({"trainer": "reference", "status": "finished", "spec": spec})
+    recorder = Recorder(run(tmp_path / "a", []))
     for iteration, rate in [(0, 0.2), (5, 0.6)]:
         values = {"success_rate": rate, "episodes": 10}
         recorder.metrics(iteration, values, split="eval:other")
@@ -84,6 +99,85 @@ def test_an_evaluation_has_a_table_of_its_own(tmp_path: Path) -> None:
     cell = table.rows["gcd"]["rebn"]
     assert (cell.start, cell.final.mean) == (0.2, 0.6)
     assert "(eval:other)" in as_text(table)
+
+
+def test_the_window_of_an_evaluation_counts_iterations_not_evaluations(tmp_path: Path) -> None:
+    recorder = Recorder(run(tmp_path / "a", [0.1] * 100))
+    for iteration, rate in [(0, 0.0), (50, 0.4), (90, 0.6), (100, 0.8)]:
+        recorder.metrics(iteration, {"success_rate": rate, "episodes": 10}, split="eval:other")
+
+    def final(window: int) -> float:
+        table = tabulate(load_runs([tmp_path / "a"]), split="eval:other", window=window)
+        return table.rows["gcd"]["rebn"].final.mean
+
+    assert final(1) == final(10) == pytest.approx(0.8)
+    assert final(11) == final(20) == pytest.approx(0.7)
+    assert final(101) == pytest.approx(0.45)
+
+
+def test_runs_that_did_not_finish_and_runs_that_are_left_out_are_said(tmp_path: Path) -> None:
+    folders = [
+        run(tmp_path / "a", [0.5] * 100),
+        run(tmp_path / "b", [0.1] * 3, seed=1, status="failed"),
+        run(tmp_path / "c", [0.1], seed=2, status="running"),
+        run(tmp_path / "d", [], seed=3),
+    ]
+    table = tabulate(load_runs(folders))
+    for text in (as_text(table), as_markdown(table), as_json(table)):
+        assert f"{tmp_path / 'b'}: this run is not finished (failed)" in text
+        assert f"{tmp_path / 'c'}: this run is not finished (running)" in text
+        assert f"{tmp_path / 'd'}: success_rate of train is not recorded" in text
+        assert f"{tmp_path / 'a'}" not in text
+    assert table.rows["gcd"]["rebn"].final.n == 3
+
+
+def test_two_runs_of_one_cell_with_the_same_seed_are_refused(tmp_path: Path) -> None:
+    folders = [run(tmp_path / name, [0.5], seed=7) for name in "ab"]
+    with pytest.raises(ConfigurationError) as refused:
+        tabulate(load_runs(folders))
+    for folder in folders:
+        assert str(folder) in str(refused.value)
+
+
+def test_seeds_with_tasks_of_their_own_are_told_apart_in_a_mixture(tmp_path: Path) -> None:
+    specs = [{"name": "gcd", "seed": 0, "env": [{"id": "x", "seed": s}]} for s in (0, 5)]
+    folders = [run(tmp_path / str(i), [0.5], spec=spec) for i, spec in enumerate(specs)]
+    assert tabulate(load_runs(folders)).rows["gcd"]["None"].final.n == 2
+
+
+def test_what_was_not_recorded_is_refused_with_what_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(tmp_path / "a", [0.5])
+    Recorder(folder).metrics(1, {"return_mean": 0.5, "episodes": 10}, split="eval:held-out")
+    groups = load_runs([folder])
+    with pytest.raises(ConfigurationError, match="'eval:heldout'; recorded: eval:held-out, train"):
+        tabulate(groups, split="eval:heldout")
+    with pytest.raises(ConfigurationError, match="'sucess_rate' of train; .*: .*success_rate"):
+        tabulate(groups, metric="sucess_rate")
+    with pytest.raises(ConfigurationError, match=r"of eval:held-out; recorded: episodes, return_m"):
+        tabulate(groups, split="eval:held-out")
+    Recorder(folder).metrics(2, {"loss": 0.5, "episodes": 0}, split="eval:failed")
+    with pytest.raises(ConfigurationError, match="no iteration of eval:failed has an episode"):
+        tabulate(load_runs([folder]), split="eval:failed", metric="loss")
+    assert main(["table", str(folder), "--metric", "sucess_rate"]) == 2
+    assert "sucess_rate" in capsys.readouterr().err
+
+
+def test_the_number_of_runs_and_the_pairs_are_told_of_every_row(tmp_path: Path) -> None:
+    def cell(name: str, advantage: str, seeds: range) -> list[Path]:
+        return [
+            run(tmp_path / f"{name}{advantage}{s}", [0.1 * s], (name, advantage), s) for s in seeds
+        ]
+
+    folders = cell("gcd", "reinforce", range(3)) + cell("gcd", "rebn", range(3))
+    text = as_text(tabulate(load_runs(folders)))
+    assert "(over 3 runs)" in text
+    assert "Differences: over 3 pairs of runs with the same seed." in text
+    folders += cell("qa", "reinforce", range(5)) + cell("qa", "rebn", range(5, 9))
+    text = as_text(tabulate(load_runs(folders)))
+    assert "(over 3 runs; over 4 runs; over 5 runs)" in text
+    assert "gcd over 3 pairs of runs with the same seed; qa over unpaired runs." in text
 
 
 def test_settings_that_do_not_tell_experiments_apart_are_refused(tmp_path: Path) -> None:

@@ -323,13 +323,27 @@ def test_a_failing_tracker_is_named_and_the_next_call_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Double, "write", lambda self, points: 1 / 0)
         with pytest.raises(
-            UnreachableError, match="wandb failed: ZeroDivisionError.*gem-bench log"
+            UnreachableError, match="wandb failed: ZeroDivisionError.*--to wandb --project gem`"
         ):
             log(folder, "wandb", once=True)
     said: list[str] = []
     log(folder, "wandb", once=True, say=said.append)
     assert double[-1].points == []
     assert "killed while it sent the iterations 2" in said[0]
+
+
+def test_another_project_gets_a_run_with_the_whole_record(
+    double: list[Double], make_run: MakeRun
+) -> None:
+    folder = make_run(iterations=3)
+    said: list[str] = []
+    for project in ("a", "b", "b"):
+        log(folder, "wandb", project=project, once=True, say=said.append)
+    assert [run.about.project for run in double] == ["a", "b", "b"]
+    assert [[point.step for point in run.points] for run in double] == [[0, 1, 2], [0, 1, 2], []]
+    second = f"{folder.name}-2"
+    assert [run.about.name for run in double] == [folder.name, second, second]
+    assert said == ["wandb: the record was sent to the project 'a'; a new run of 'b' has all of it"]
 
 
 def test_two_processes_cannot_send_the_same_record(double: list[Double], make_run: MakeRun) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -206,10 +207,20 @@ class Heavy:
         self.json_bytes = json_bytes
 
 
-def test_a_sample_is_spread_evenly_over_the_batch() -> None:
+@pytest.mark.parametrize("environments", [2, 3, 4, 8])
+def test_a_sample_of_an_interleaved_mixture_has_all_of_its_environments(environments: int) -> None:
+    batch: Any = [Heavy(1)] * (32 * environments)
+    counts = Counter(index % environments for index in Selection("sample:32").of(batch))
+    assert len(counts) == environments
+    assert max(counts.values()) < 2 * 32 / environments + 4
+
+
+def test_a_sample_depends_on_the_size_of_the_batch_alone_and_is_in_order() -> None:
     batch: Any = [Heavy(1)] * 10
-    assert list(Selection("sample:5").of(batch)) == [0, 2, 4, 6, 8]
-    assert list(Selection("sample:3").of(batch)) == [0, 3, 6]
+    chosen = list(Selection("sample:5").of(batch))
+    assert list(Selection("sample:5").of(batch)) == chosen == sorted(set(chosen))
+    assert len(chosen) == 5
+    assert set(Selection("sample:3").of(batch)) < set(chosen)
     for record in ("sample:10", "sample:11", "all", None):
         assert list(Selection(record).of(batch)) == list(range(10))
     assert list(Selection("metrics").of(batch)) == []

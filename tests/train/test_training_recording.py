@@ -18,7 +18,7 @@ from gem_train.experiment.metrics import (
     sampled_metrics,
     update_metrics,
 )
-from gem_train.packed import PackedTrajectory
+from gem_train.packed import PackedTrajectory, Selection
 from gem_train.record import EPISODES, METRICS, RUN, SCHEMA, TrainedRow, read_run
 from gem_train.recording import Names, RunRecording, rows_wanted
 from gem_train.testing.golden import golden_batch
@@ -454,16 +454,16 @@ def test_a_setting_says_which_episodes_are_recorded(
     recording.write_iteration(0)
     recording.write_evaluation(1, "same", packed)
     run = read_run(tmp_path)
-    every = 8 // max(found, 1)
+    kept = [batch[i] for i in Selection(record).of(batch)]
     for split, line in zip(("train", "eval:same"), run.metrics, strict=True):
         episodes = list(run.episodes(split))
-        assert [e.trajectory for e in episodes] == batch[::every][:found]
+        assert [e.trajectory for e in episodes] == kept
+        assert len(kept) == found
         assert line["episodes"] + line["failed_episodes"] == 8
         assert line.get("recorded_episodes", 8.0) == found
         assert run.missing(split) == run.missing(split, {line["iteration"]}) == 8 - found
         assert run.missing(split, {7}) == 0
-    kept = [e.advantages for e in run.episodes("train")]
-    assert kept == ones(batch)[::every][:found]
+    assert [e.advantages for e in run.episodes("train")] == ones(kept)
 
 
 def test_rows_are_those_of_the_recorded_episodes(
@@ -474,7 +474,8 @@ def test_rows_are_those_of_the_recorded_episodes(
     recording = RunRecording(tmp_path, ABOUT, record="sample:2")
     recording.keep_batch(golden_batch(), rows=lambda: rows)
     recording.write_iteration(0)
-    assert [e.rows for e in read_run(tmp_path).episodes()] == [rows[0], rows[4]]
+    chosen = Selection("sample:2").of(golden_batch())
+    assert [e.rows for e in read_run(tmp_path).episodes()] == [rows[i] for i in chosen]
 
 
 def test_nothing_is_decoded_for_a_record_of_metrics(tmp_path: Path) -> None:

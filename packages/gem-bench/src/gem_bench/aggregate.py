@@ -37,7 +37,7 @@ def interquartile_mean(scores: Scores) -> Estimate:
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> Estimate:
-    """Probability that a run of one algorithm is better than one of another, over environments.
+    """Probability that a run of one algorithm scores higher than one of another, over environments.
 
     The mean over environments of Mann and Whitney's U over all pairs of runs, ties counted half,
     divided by the number of pairs (section 4.3). 0.5 is no difference.

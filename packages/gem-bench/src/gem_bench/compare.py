@@ -12,12 +12,13 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gem_bench.parity import untold_text
+from gem_bench.provenance import decisive
 from gem_bench.series import TRAIN, Group, Run, differences
 from gem_bench.stats import (
     Estimate,
@@ -92,7 +93,7 @@ def compare(groups: Sequence[Group], *, window: int = 20) -> Comparison:
         _contrasts(groups, finals),
         differences([group.settings for group in groups]),
         [
-            *(note for group in groups for note in _notes(group)),
+            *notes(groups),
             *_hardware_notes(groups),
             *_clip_notes(groups),
             *_untold_notes(groups),
@@ -125,25 +126,27 @@ def _points(run: Run) -> list[tuple[int, float, float]]:
 class _Final:
     """The success of a group in its last iterations."""
 
-    rates: dict[int, float]
-    """Success rate by index of the run in its group; runs without a rate are missing."""
-    seeds: list[Hashable]
-    """Seed of each run and of its tasks."""
+    rates: dict[Hashable, float]
+    """Success rate by the seeds of the run and of its tasks, or by a key that no other group has
+    where seeds repeat or are not known. Runs without a rate are missing."""
     outcomes: dict[str, list[float]]
-    """Success of each episode by task, if the group is one run with recorded episodes."""
+    """Success of each episode by task, if the group is one run of which all are recorded."""
 
     @classmethod
     def read(cls, group: Group, window: int) -> _Final:
-        means = {i: window_means(run, window) for i, run in enumerate(group.runs)}
+        keys: list[Hashable] = [(run.seed, run.task_seed) for run in group.runs]
+        if len(set(keys)) < len(keys) or any(run.seed is None for run in group.runs):
+            keys = [(run.folder, i) for i, run in enumerate(group.runs)]
+        means = [window_means(run, window) for run in group.runs]
         outcomes: dict[str, list[float]] = {}
         if len(group.runs) == 1:
             run = group.runs[0]
-            last = [iteration for iteration, _, _ in _points(run)[-window:]]
-            outcomes = run.outcomes(TRAIN, frozenset(last))
+            last = frozenset(iteration for iteration, _, _ in _points(run)[-window:])
+            # A part of the episodes has another mean than all, which the curve is of.
+            if not run.record.missing(TRAIN, last):
+                outcomes = run.outcomes(TRAIN, last)
         return cls(
-            {i: m[-1] for i, m in means.items() if m},
-            [(run.seed, run.task_seed) for run in group.runs],
-            outcomes,
+            {key: found[-1] for key, found in zip(keys, means, strict=True) if found}, outcomes
         )
 
     @property
@@ -156,12 +159,6 @@ class _Final:
         # The mean of the metrics, as in the curve; the interval of the episodes.
         return replace(over_tasks(list(self.outcomes.values())), mean=over.mean)
 
-    def by_seed(self) -> dict[Hashable, float]:
-        """Success rates by seed, or by index if two runs share a seed."""
-        if len(set(self.seeds)) < len(self.seeds):
-            return {("run", i): rate for i, rate in self.rates.items()}
-        return {self.seeds[i]: rate for i, rate in self.rates.items()}
-
 
 def _contrasts(groups: Sequence[Group], finals: Sequence[_Final]) -> list[Contrast]:
     """Return each group minus the first, with an interval where the data allow one."""
@@ -172,7 +169,7 @@ def _contrasts(groups: Sequence[Group], finals: Sequence[_Final]) -> list[Contra
         if final.outcomes and finals[0].outcomes:
             difference = difference_of_tasks(final.outcomes, finals[0].outcomes)
         else:
-            difference = difference_of_runs(final.by_seed(), finals[0].by_seed())
+            difference = difference_of_runs(final.rates, finals[0].rates)
         found.append(Contrast(group.label, groups[0].label, difference))
     return found
 
@@ -223,28 +220,62 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def notes(groups: Sequence[Group]) -> list[str]:
+    """Say what spoils the numbers of groups of runs."""
+    return [*(note for group in groups for note in _notes(group)), *_origin_notes(groups)]
+
+
 def _notes(group: Group) -> list[str]:
-    notes = []
+    found = []
     for run in group.runs:
         if run.status not in ("finished", "unknown"):
-            notes.append(f"{run.folder}: this run is not finished ({run.status})")
-        notes += [
+            found.append(f"{run.folder}: this run is not finished ({run.status})")
+        found += [
             f"{run.folder}, {split}: {failures_text(counts)}; they count nowhere"
             for split in run.curves
             if (counts := run.failed_by_cause(split))
         ]
-        notes += [
-            f"{run.folder}, {split}: {missing:,} episodes are not recorded; intervals over tasks "
-            "are of those that are, all other numbers of all"
+        found += [
+            f"{run.folder}, {split}: {missing:,} episodes are not recorded; an interval over tasks "
+            "is left out where one is missing"
             for split in run.curves
             if (missing := run.record.missing(split))
         ]
         if not run.spec:
-            notes.append(f"{run.folder}: no run.json, so its settings are not known")
+            missing_part = "run.json has no spec" if run.record.meta else "no run.json"
+            found.append(f"{run.folder}: {missing_part}, so its settings are not known")
     seeds = [run.seed for run in group.runs]
     if len(set(seeds)) < len(seeds):
-        notes.append(f"{group.label}: runs share a seed, so the interval is too narrow")
-    return notes
+        found.append(f"{group.label}: runs share a seed, so the interval is too narrow")
+    return found
+
+
+def _origin_notes(groups: Sequence[Group]) -> list[str]:
+    """Say where runs of one trainer had different models or versions, which no setting says."""
+    found = []
+    for trainer in dict.fromkeys(group.trainer for group in groups):
+        members = [group for group in groups if group.trainer == trainer]
+        origins = _origins([run for group in members for run in group.runs])
+        if not origins:
+            continue
+        mixed = ", ".join(group.label for group in members if _origins(group.runs))
+        found.append(
+            f"{trainer}: runs are not of one model and version ({'; '.join(origins)})"
+            + (f"; these means are over several: {mixed}" if mixed else "")
+        )
+    return found
+
+
+def _origins(runs: Sequence[Run]) -> list[str]:
+    """Return the models that a setting stood for, and the versions, of which there are several."""
+    values: dict[tuple[str, Any], dict[str, None]] = defaultdict(dict)
+    for run in runs:
+        meta = run.record.meta
+        if "model" in meta:
+            values["model", run.spec.get("policy.model")][str(meta["model"])] = None
+        for name, version in decisive(meta.get("versions", {})).items():
+            values[name, None][version] = None
+    return [f"{name}: {', '.join(each)}" for (name, _), each in values.items() if len(each) > 1]
 
 
 def _hardware_notes(groups: Sequence[Group]) -> list[str]:
@@ -356,7 +387,7 @@ HOW = {
     "tasks": "over {n:,} tasks of one run; runs differ by more",
     "paired runs": "over {n} pairs of runs with the same seed",
     "paired tasks": "over {n:,} tasks that both played; runs differ by more",
-    "unpaired runs": "over runs with different seeds",
+    "unpaired runs": "over unpaired runs",
     "unpaired tasks": "over the tasks of one run each; runs differ by more",
     "bootstrap": "stratified bootstrap of the runs of {n} environments",
     "none": "no interval: too little to tell",
@@ -364,11 +395,16 @@ HOW = {
 """Text that explains each kind of interval; format it with `n`."""
 
 
+def told(value: Estimate) -> str:
+    """Return what an interval is over."""
+    return HOW[value.method].format(n=value.n)
+
+
 def contrasts(comparison: Comparison) -> list[str]:
     """Return a line for each difference to the first group."""
     return [
         f"{c.label} less {c.baseline}: final success {estimate(c.difference, '+')} "
-        f"({HOW[c.difference.method].format(n=c.difference.n)})"
+        f"({told(c.difference)})"
         for c in comparison.contrasts
     ]
 
@@ -385,7 +421,7 @@ def table(comparison: Comparison) -> list[list[str]]:
 def remarks(comparison: Comparison) -> list[str]:
     """Return how to read the table, and what makes the comparison unfair."""
     finals = [row.final for row in comparison.rows if row.final is not None]
-    how = sorted({HOW[e.method].format(n=e.n) for e in finals})
+    how = sorted(set(map(told, finals)))
     lines = [
         f"Success is that of sampled training episodes, averaged over (up to) {comparison.window} "
         f"iterations; in brackets the 95 % interval ({'; '.join(how) or 'none'}). The best of many "

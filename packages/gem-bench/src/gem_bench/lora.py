@@ -9,12 +9,14 @@ another one for each. A is initialised randomly, B with zeros.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gem.errors import ConfigurationError
+from gem.json_lines import read_json
 from gem_train.experiment.runspec import PolicyPart
 
 GROUPS = (
@@ -25,7 +27,7 @@ GROUPS = (
 )
 """Names of projections; those of one group have the same input."""
 
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 
 
@@ -54,14 +56,15 @@ def add_adapters(model: nn.Module, policy: PolicyPart, seed: int) -> None:
     Args:
         model: A model in fp32.
         policy: Rank, alpha and, unless they are random, the initial adapters: a folder with
-            `adapter_model.safetensors` in PEFT's format.
+            `adapter_model.safetensors` in PEFT's format. If it also has `adapter_config.json`, rank
+            and alpha there must be the policy's.
         seed: Seed of random adapters, which are uniform within `1 / sqrt(in)`.
 
     Raises:
         ConfigurationError: The model has no such projections, or the folder's adapters do not fit.
     """
     generator = torch.Generator().manual_seed(seed)
-    given = None if policy.lora_init is None else _read(Path(policy.lora_init))
+    given = None if policy.lora_init is None else _read(Path(policy.lora_init), policy)
     model.requires_grad_(False)
     found = False
     for path, parent in list(model.named_modules()):
@@ -100,7 +103,18 @@ def merge(model: nn.Module) -> None:
                 setattr(parent, name, layer.base)
 
 
-def _read(folder: Path) -> dict[str, Tensor]:
+def _read(folder: Path, policy: PolicyPart) -> dict[str, Tensor]:
+    path = folder / CONFIG
+    config = read_json(path, dict[str, Any], ConfigurationError) if path.exists() else {}
+    for entry, setting, wanted in (
+        ("r", "policy.lora_rank", policy.lora_rank),
+        ("lora_alpha", "policy.lora_alpha", policy.lora_alpha),
+        ("use_rslora", "the reference trainer's", False),
+    ):
+        if config.get(entry, wanted) != wanted:
+            raise ConfigurationError(
+                f"policy.lora_init: {entry} is {config[entry]} in {path}, but {setting} is {wanted}"
+            )
     try:
         return {k.removeprefix(_PREFIX): v for k, v in load_file(folder / WEIGHTS).items()}
     except (OSError, ValueError) as error:

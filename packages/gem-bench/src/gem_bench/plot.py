@@ -2,8 +2,8 @@
 
 Thick lines are smoothed by a trailing mean over a number of iterations that the plot states. In a
 group of several runs each thin line is a run, the thick line their mean and the band its 95 %
-interval (Student's t over runs). A group of one run shows the run as recorded and smoothed, without
-a band: one run has no variation between runs.
+interval (Student's t over runs), at each point of the runs that reach it. A group of one run shows
+the run as recorded and smoothed, without a band: one run has no variation between runs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gem_bench.series import (
     TRAIN,
     X_AXES,
     Group,
+    check_recorded,
     differences,
     labels,
     landmarks,
@@ -84,7 +85,13 @@ class Drawing:
     runs: list[Line]
     mean: Line
     low: list[float]
+    """The band's lower edge at the first points of the mean, as far as two runs reach."""
     high: list[float]
+
+    @property
+    def uneven(self) -> bool:
+        """Whether some runs end earlier than others."""
+        return len({run.x[-1] for run in self.runs}) > 1
 
 
 def plot(
@@ -108,12 +115,15 @@ def plot(
         splits: A line for each: `train`, or `eval:<name>`, which is drawn as recorded.
 
     Raises:
-        ConfigurationError: No run recorded a metric, or the setting does not differ.
+        ConfigurationError: No run recorded a split, or a metric in any of them, or none of a panel
+            did; or the setting does not differ.
     """
+    for metric in metrics:
+        check_recorded(groups, splits, metric)
     names, multiples = _multiples(groups, panels)
     lines = names if len(splits) == 1 else [f"{n}, {_split(s)}" for n in names for s in splits]
     titles = [METRICS.get(metric, metric) for metric in metrics]
-    drawn = []
+    drawn, uneven = [], False
     for value, members in multiples:
         for metric, title in zip(metrics, titles, strict=True):
             drawings = [
@@ -122,11 +132,11 @@ def plot(
                 for split in splits
             ]
             if not any(drawings):
-                curves = [c for g in groups for r in g.runs for c in r.curves.values()]
-                known = {name for curve in curves for name in curve.columns}
                 raise ConfigurationError(
-                    f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
+                    f"no run of the panel {value!r} recorded {metric!r} of {' or '.join(splits)}: "
+                    "leave out these runs or this metric"
                 )
+            uneven = uneven or any(d is not None and d.uneven for d in drawings)
             name = title if value is None else value if len(metrics) == 1 else f"{value}: {title}"
             marks = landmarks(members) if metric == "success_rate" else []
             drawn.append(_panel(drawings, metric, x, name, marks))
@@ -139,7 +149,9 @@ def plot(
         place = f"{column * (_WIDTH + _GAP)} {top + row * (_HEIGHT + _GAP)}"
         placed.append(f'<g transform="translate({place})">{panel}</g>')
     bottom = top + math.ceil(len(drawn) / columns) * (_HEIGHT + _GAP) - _GAP + _CAPTION
-    caption = _text("tick", 0, bottom, _caption(groups, titles if panels else [], window))
+    caption = _text(
+        "tick", 0, bottom, _caption(groups, titles if panels else [], window, splits, uneven)
+    )
     width, height = inner + 2 * _MARGIN, bottom + 2 * _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
@@ -171,7 +183,13 @@ def _multiples(
         key: None for each in panels.values() for key in differences([g.settings for g in each])
     }
     names = labels(
-        [(g.trainer, {k: g.settings.get(k) for k in inside if k != "env.seed"}) for g in groups]
+        [
+            (
+                g.trainer if g.settings else g.label,
+                {k: g.settings.get(k) for k in inside if k != "env.seed"},
+            )
+            for g in groups
+        ]
     )
     lines: dict[str, list[Group]] = defaultdict(list)
     for name, group in zip(names, groups, strict=True):
@@ -203,13 +221,15 @@ def drawing(group: Group, metric: str, x: str, window: int, split: str = TRAIN) 
     smoothed = [Line(line.x, [v for v in smooth(line.y, window) if v is not None]) for line in raw]
     if len(raw) == 1:
         return Drawing(raw, smoothed[0], [], [])
-    begin, end = max(line.x[0] for line in raw), min(line.x[-1] for line in raw)
+    begin, end = max(line.x[0] for line in raw), max(line.x[-1] for line in raw)
     if x == "iteration":
-        grid = [v for v in smoothed[0].x if begin <= v <= end]
+        grid = sorted({v for line in raw for v in line.x if v >= begin})
     else:
-        grid = [begin + (end - begin) * i / (_POINTS - 1) for i in range(_POINTS)]
+        grid = [min(begin + (end - begin) * i / (_POINTS - 1), end) for i in range(_POINTS)]
     over_runs = of_metric(metric)
-    estimates = [over_runs([interpolate(line, at) for line in smoothed]) for at in grid]
+    estimates = [
+        over_runs([interpolate(line, at) for line in smoothed if line.x[-1] >= at]) for at in grid
+    ]
     return Drawing(
         smoothed,
         Line(grid, [e.mean for e in estimates]),
@@ -271,8 +291,8 @@ def _panel(
     if metric in RATES:
         values += [0.0, 1.0]
     ys = ticks(min(values), max(values))
-    end = max(d.mean.x[-1] for d in shown) or 1.0
-    xs = [v for v in ticks(0.0, end) if v <= end * 1.001]
+    end = max(line.x[-1] for line in lines) or 1.0
+    marked = [v for v in ticks(0.0, end) if v <= end * 1.001]
 
     def px(v: float) -> float:
         return _LEFT + v / end * (_WIDTH - _LEFT)
@@ -289,13 +309,14 @@ def _panel(
         out.append(
             f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>'
         )
-    for v in xs:
-        label = tick_label(v, xs[1] - xs[0])
+    for v in marked:
+        label = tick_label(v, marked[1] - marked[0])
         out.append(_text("tick", px(v), _HEIGHT - _BOTTOM + 18, label, "middle"))
     out.append(_text("tick", (_LEFT + _WIDTH) / 2, _HEIGHT - 4, X_AXES[x], "middle"))
     for index, d in enumerate(drawings):
         if d is not None and d.low:
-            outline = f"{path(d.mean.x, d.high)} {path(d.mean.x[::-1], d.low[::-1])}"
+            xs = d.mean.x[: len(d.low)]
+            outline = f"{path(xs, d.high)} {path(xs[::-1], d.low[::-1])}"
             out.append(f'<polygon class="band g{index}" points="{outline}"/>')
     for index, d in enumerate(drawings):
         if d is not None:
@@ -329,11 +350,23 @@ def _legend(labels: Sequence[str], width: int) -> tuple[str, int]:
     return "".join(out), y + _LEGEND_ROW + _LEGEND_GAP
 
 
-def _caption(groups: Sequence[Group], titles: Sequence[str], window: int) -> str:
+def _caption(
+    groups: Sequence[Group],
+    titles: Sequence[str],
+    window: int,
+    splits: Sequence[str],
+    uneven: bool,
+) -> str:
     parts = [" and ".join(titles)] if titles else []
-    parts += [f"trailing mean over {window} iterations" if window > 1 else "as recorded"]
+    if window > 1 and TRAIN in splits:
+        others = ", evaluations as recorded" if len(splits) > 1 else ""
+        parts.append(f"trailing mean over {window} iterations{others}")
+    else:
+        parts.append("as recorded")
     if any(len(group.runs) > 1 for group in groups):
         parts.append("bands: 95 % interval over seeds")
+    if uneven:
+        parts.append("runs differ in length: mean and band are of the runs that reach a point")
     text = "; ".join(parts)
     return text[0].upper() + text[1:]
 

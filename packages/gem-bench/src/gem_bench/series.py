@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gem.errors import RecordError
+from gem.errors import ConfigurationError, RecordError
 from gem.tables import flatten
 from gem_train.experiment.metrics import PART, failed_by_cause
 from gem_train.record import RunRecord, read_run
@@ -109,7 +109,7 @@ class Run:
     record: RunRecord
     spec: Mapping[str, Any]
     """The experiment's settings by dotted key, and those that were given to the trainer as they are
-    (`native.<key>`); empty without a `run.json`."""
+    (`native.<key>`); empty without a `run.json`, or one without a spec."""
 
     @property
     def folder(self) -> Path:
@@ -192,7 +192,7 @@ class Run:
 @dataclass(frozen=True)
 class Group:
     """Runs that differ only in `seed` and `env.seed` (the seed of the tasks, of several
-    environments that of the first)."""
+    environments that of the first); or one run without a spec."""
 
     label: str
     runs: list[Run]
@@ -231,11 +231,40 @@ def load_runs(folders: Sequence[Path]) -> list[Group]:
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     """Group the runs of records that were read, in the order given."""
     groups: dict[str, list[Run]] = defaultdict(list)
-    for run in map(_run, records):
-        groups[json.dumps([run.trainer, _settings(run)], sort_keys=True)].append(run)
+    for index, run in enumerate(map(_run, records)):
+        # Nobody knows of what experiment a run without a spec is: it is one of its own.
+        settings = _settings(run) if run.spec else index
+        groups[json.dumps([run.trainer, settings], sort_keys=True)].append(run)
     members = list(groups.values())
     named = labels([(m[0].trainer, _settings(m[0])) for m in members])
-    return [Group(label, m, _common(m)) for label, m in zip(named, members, strict=True)]
+    distinct = [
+        name if named.count(name) == 1 else f"{name}, {m[0].folder}"
+        for name, m in zip(named, members, strict=True)
+    ]
+    return [Group(label, m, _common(m)) for label, m in zip(distinct, members, strict=True)]
+
+
+def check_recorded(groups: Sequence[Group], splits: Sequence[str], metric: str) -> None:
+    """Check that runs have what is asked for.
+
+    Raises:
+        ConfigurationError: No run recorded one of the splits, or the metric in any of them; the
+            message has what is recorded.
+    """
+    curves = [each for group in groups for run in group.runs for each in run.curves.items()]
+    recorded = {split for split, _ in curves}
+    for split in splits:
+        if split not in recorded:
+            raise ConfigurationError(
+                f"no run recorded the split {split!r}; recorded: {', '.join(sorted(recorded))}"
+            )
+    columns = [each for split, curve in curves if split in splits for each in curve.columns.items()]
+    names = {name for name, values in columns if any(value is not None for value in values)}
+    if metric not in names:
+        raise ConfigurationError(
+            f"no run recorded {metric!r} of {' or '.join(splits)}; recorded: "
+            f"{', '.join(sorted(names))}"
+        )
 
 
 def landmarks(groups: Sequence[Group | None]) -> list[tuple[str, float]]:

@@ -2,7 +2,7 @@
 
 Every cell is over the seeds of one experiment (`gem_bench.stats.of_metric`). Below are the
 aggregates over the environments that all algorithms were run on, and the probability that one
-algorithm improves on another (`gem_bench.aggregate`).
+algorithm has higher values than another (`gem_bench.aggregate`), which need not be better ones.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from gem.errors import ConfigurationError
 from gem_bench import aggregate
-from gem_bench.compare import HOW, cells, estimate, number
-from gem_bench.series import TRAIN, Group, Run
+from gem_bench.compare import cells, estimate, notes, number, told
+from gem_bench.series import TRAIN, Group, Run, check_recorded
 from gem_bench.stats import Estimate, difference_of_runs, of_metric
 
 
@@ -52,6 +54,8 @@ class Table:
     """By name of the aggregate, then algorithm."""
     improvements: dict[str, Estimate]
     """Probability of improvement, by `one > another`."""
+    notes: list[str]
+    """What spoils the numbers."""
 
 
 def tabulate(
@@ -71,11 +75,14 @@ def tabulate(
         columns: Setting that names a column.
         metric: Name of the metric.
         split: `train`, or `eval:<name>`.
-        window: Iterations that final values are averaged over.
+        window: Final values are averaged over the points of so many iterations, the last of which
+            is that of the split's last point.
 
     Raises:
-        ConfigurationError: Two groups are in one cell, so that they differ in another setting.
+        ConfigurationError: Two groups are in one cell, so that they differ in another setting; two
+            runs of a cell have the same seed; or no run recorded the split, or the metric in it.
     """
+    check_recorded(groups, [split], metric)
     found: dict[str, dict[str, Cell]] = {}
     for group in groups:
         cell = _cell(group, metric, split, window)
@@ -88,6 +95,8 @@ def tabulate(
                 "setting for rows or columns, or fewer runs"
             )
         found[row][column] = cell
+    if not found:
+        raise ConfigurationError(f"no iteration of {split} has an episode and {metric!r}")
     names = list(dict.fromkeys(column for row in found.values() for column in row))
     common = [row for row, members in found.items() if len(members) == len(names)]
     scores = {name: [list(found[row][name].scores.values()) for row in common] for name in names}
@@ -114,6 +123,7 @@ def tabulate(
             for a, b in itertools.combinations(reversed(names), 2)
             if several
         },
+        notes(groups) + _left_out(groups, metric, split),
     )
 
 
@@ -124,34 +134,54 @@ _AGGREGATES: dict[str, Callable[[aggregate.Scores], Estimate]] = {
 
 
 def _cell(group: Group, metric: str, split: str, window: int) -> Cell | None:
-    points = {_seeds(run): found for run in group.runs if (found := _points(run, metric, split))}
+    points: dict[str, list[tuple[int, float, float]]] = {}
+    folders: dict[str, Path] = {}
+    for run in group.runs:
+        if not (found := _points(run, metric, split)):
+            continue
+        seeds = f"{run.seed}, {run.task_seed}"
+        if seeds in points:
+            raise ConfigurationError(
+                f"{folders[seeds]} and {run.folder} are runs of one experiment with the same seed "
+                f"({run.seed}); leave one of them out"
+            )
+        points[seeds], folders[seeds] = found, run.folder
     if not points:
         return None
-    scores = {seeds: _mean(found[-window:]) for seeds, found in points.items()}
+    scores = {seeds: _final(found, window) for seeds, found in points.items()}
     known = [run.seconds for run in group.runs if run.seconds is not None]
     return Cell(
-        statistics.fmean(found[0][0] for found in points.values()),
+        statistics.fmean(found[0][1] for found in points.values()),
         of_metric(metric)(list(scores.values())),
         scores,
         statistics.fmean(known) if known else None,
     )
 
 
-def _seeds(run: Run) -> str:
-    return f"{run.seed}, {run.spec.get('env.seed')}"
+def _left_out(groups: Sequence[Group], metric: str, split: str) -> list[str]:
+    """Name the runs that are in no cell, where others of their experiment are in one."""
+    found = []
+    for group in groups:
+        without = [run for run in group.runs if not _points(run, metric, split)]
+        if len(without) < len(group.runs):
+            found += [f"{run.folder}: {metric} of {split} is not recorded" for run in without]
+    return found
 
 
-def _points(run: Run, metric: str, split: str) -> list[tuple[float, float]]:
-    """Return value and number of episodes of each iteration."""
+def _points(run: Run, metric: str, split: str) -> list[tuple[int, float, float]]:
+    """Return iteration, value and number of episodes where both are recorded."""
     curve = run.curves.get(split)
     if curve is None:
         return []
-    pairs = zip(curve.column(metric), curve.column("episodes"), strict=True)
-    return [(value, count) for value, count in pairs if value is not None and count]
+    points = zip(curve.iterations, curve.column(metric), curve.column("episodes"), strict=True)
+    return [(at, value, count) for at, value, count in points if value is not None and count]
 
 
-def _mean(points: Sequence[tuple[float, float]]) -> float:
-    return sum(value * count for value, count in points) / sum(count for _, count in points)
+def _final(points: Sequence[tuple[int, float, float]], window: int) -> float:
+    """Return the mean over the last `window` iterations; an evaluation has few points in them."""
+    begin = max(at for at, _, _ in points) - window
+    last = [(value, count) for at, value, count in points if at > begin]
+    return sum(value * count for value, count in last) / sum(count for _, count in last)
 
 
 def _lines(table: Table) -> list[list[str]]:
@@ -174,12 +204,17 @@ def _lines(table: Table) -> list[list[str]]:
 
 def _remarks(table: Table) -> list[str]:
     finals = [cell.final for row in table.rows.values() for cell in row.values()]
-    methods = {final.method: final.n for final in finals}
-    how = "; ".join(sorted(HOW[method].format(n=n) for method, n in methods.items()))
+    how = "; ".join(sorted(set(map(told, finals))))
     lines = [
-        f"{table.metric} ({table.split}), averaged over the last {table.window} recorded "
-        f"iterations (start: the first); in brackets the 95 % interval ({how})."
+        f"{table.metric} ({table.split}), averaged over the last {table.window} "
+        f"iterations (start: the first recorded); in brackets the 95 % interval ({how})."
     ]
+    rows_by_how: dict[str, list[str]] = defaultdict(list)
+    for row, difference in table.differences.items():
+        rows_by_how[told(difference)].append(row)
+    if rows_by_how:
+        named = [f"{', '.join(rows)} {text}" for text, rows in rows_by_how.items()]
+        lines.append(f"Differences: {'; '.join(named if len(named) > 1 else rows_by_how)}.")
     if table.aggregates:
         left_out = [row for row in table.rows if row not in table.common]
         without = f", without {', '.join(left_out)}" if left_out else ""
@@ -187,12 +222,12 @@ def _remarks(table: Table) -> list[str]:
             f"Aggregates are over {len(table.common)} rows that every column has{without}; their "
             "intervals are a stratified bootstrap of the runs (arXiv 2108.13264)."
         )
+    higher = f" has a higher {table.metric} than one of "
     lines += [
-        f"Probability that a run of {pair.replace(' > ', ' is better than one of ')}: "
-        f"{estimate(found)}"
+        f"Probability that a run of {pair.replace(' > ', higher)}: {estimate(found)}"
         for pair, found in table.improvements.items()
     ]
-    return lines
+    return lines + table.notes
 
 
 def as_text(table: Table) -> str:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from gem.errors import ConfigurationError
 from gem.fingerprint import canonical
+from gem.seeding import stream
 from gem.tasks import Task
 from gem.trajectory import (
     Drift,
@@ -52,6 +53,8 @@ MOST_BYTES = 100_000_000
 """Size of the largest batch that a record keeps as a whole unless it is told what to keep."""
 SAMPLED = 16
 """Number of episodes that it keeps of a larger batch."""
+_SAMPLE_SEED = 17
+"""Any other would do."""
 
 _LARGE = (
     "%d episodes take about %.0f MB of the record: %d of them are written, as of every batch above "
@@ -367,7 +370,11 @@ class Selection:
         check_record(self._record)
 
     def of(self, batch: Sequence[Played]) -> Sequence[int]:
-        """Return which episodes of a batch are kept, by index; of a sample evenly spaced ones."""
+        """Return which episodes of a batch are kept, by index.
+
+        A sample is pseudo-random, since a regular one of a mixture may be of one environment. Of
+        two batches of one size it has the same indices.
+        """
         total, record = len(batch), self._record
         if record is None and (size := sum(each.json_bytes for each in batch)) > MOST_BYTES:
             record = f"sample:{SAMPLED}"
@@ -376,8 +383,11 @@ class Selection:
                 logger.warning(_LARGE, total, size / 1e6, SAMPLED, MOST_BYTES / 1e6, record)
         if record in (None, "all"):
             return range(total)
-        n = 0 if record == "metrics" else min(int(record.partition(":")[2]), total)
-        return [i * total // n for i in range(n)]
+        if record == "metrics":
+            return []
+        order = list(range(total))
+        stream(_SAMPLE_SEED).shuffle(order)
+        return sorted(order[: int(record.partition(":")[2])])
 
 
 def _encoded(trajectory: Trajectory) -> bytes:

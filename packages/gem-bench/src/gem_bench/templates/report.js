@@ -58,7 +58,7 @@ function at(points, x) {
   const [x0, y0] = points[low], [x1, y1] = points[high];
   return y0 + ((x - x0) / (x1 - x0)) * (y1 - y0);
 }
-/** What to draw for a group: thin runs, thick mean, band. */
+/** What to draw for a group: thin runs, thick mean, and a band as far as two runs reach. */
 function drawing(group, metric) {
   const raw = [];
   for (const run of group.runs) {
@@ -73,21 +73,23 @@ function drawing(group, metric) {
   const window = view.split.startsWith("eval:") ? 1 : view.window;
   const runs = raw.map((points) => smooth(points, window));
   if (runs.length === 1) return { runs: window > 1 ? raw : [], mean: runs[0], band: null };
-  const begin = Math.max(...runs.map((r) => r[0][0])), end = Math.min(...runs.map((r) => r.at(-1)[0]));
+  const ends = runs.map((r) => r.at(-1)[0]);
+  const begin = Math.max(...runs.map((r) => r[0][0])), end = Math.max(...ends);
   const grid = view.axis === "iteration"
-    ? runs[0].map(([x]) => x).filter((x) => x >= begin && x <= end)
-    : Array.from({ length: 160 }, (_, i) => begin + ((end - begin) * i) / 159);
+    ? [...new Set(runs.flatMap((r) => r.map(([x]) => x)))].filter((x) => x >= begin).sort((a, b) => a - b)
+    : Array.from({ length: 160 }, (_, i) => Math.min(begin + ((end - begin) * i) / 159, end));
   const rate = data.rates.includes(metric);
   const mean = [], band = [];
   for (const x of grid) {
-    const ys = runs.map((r) => at(r, x)), n = ys.length;
+    const ys = runs.filter((_, i) => ends[i] >= x).map((r) => at(r, x)), n = ys.length;
     const m = ys.reduce((a, b) => a + b) / n;
+    mean.push([x, m]);
+    if (n === 1) continue;
     const deviation = Math.sqrt(ys.reduce((a, y) => a + (y - m) ** 2, 0) / (n - 1));
     const half = (data.t[n] * deviation) / Math.sqrt(n);
-    mean.push([x, m]);
     band.push([x, rate ? Math.max(0, m - half) : m - half, rate ? Math.min(1, m + half) : m + half]);
   }
-  return { runs, mean, band };
+  return { runs, mean, band, uneven: new Set(ends).size > 1 };
 }
 function ticks(low, high, most) {
   // What varies by less than a thousandth is as good as constant.
@@ -232,7 +234,14 @@ function pointAt(x, panel) {
 }
 
 const curves = () => data.groups.flatMap((g) => g.runs.flatMap((r) => Object.entries(r.splits)));
-const redraw = () => { panels.forEach((p) => p.draw()); pointAt(pointed, panels.find((p) => p === pointedPanel)); };
+const lengths = el("span");
+$("curve-hint").append(lengths);
+const redraw = () => {
+  panels.forEach((p) => p.draw());
+  pointAt(pointed, panels.find((p) => p === pointedPanel));
+  const uneven = panels.some((p) => p.drawings.some((d) => d && d.uneven));
+  lengths.textContent = uneven ? " Runs differ in length: mean and band are of the runs that reach a point." : "";
+};
 let panels = [];
 let built = null;
 /** Make controls and panels for what is recorded, and keep what was chosen. */

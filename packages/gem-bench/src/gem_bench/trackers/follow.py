@@ -4,8 +4,8 @@ What was sent is written down in the run's folder, `trackers/<name>/sent.json`, 
 each batch. A process that goes on therefore knows which points are certain; of a batch that was cut
 off it asks the tracker. A tracker that cannot say gets these points no second time.
 
-Where a resumed run does iterations again, or another run replaced the record, the tracker gets a
-new run with the whole record: trackers do not take points back.
+Where a resumed run does iterations again, another run replaced the record, or another project is
+named, the tracker gets a new run with the whole record: trackers do not take points back.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _BATCH = 100
 class _Sent(TypedDict):
     """`sent.json`."""
 
+    project: str
     id: str
     number: int
     """How many runs of the tracker this record has had."""
@@ -173,8 +175,8 @@ class _Sender:
     def _begin(self, run: Follower) -> None:
         """Go on with the tracker's run if it has the beginning of this record, else begin one."""
         earlier = self._earlier()
-        if earlier is not None and _digest(run.metrics[: earlier["sending"]]) != earlier["digest"]:
-            self._say(f"{self._to}: the record was replaced; a new run has all of it")
+        if earlier is not None and (why := self._other(earlier, run)):
+            self._say(f"{self._to}: {why} has all of it")
             self._number = earlier["number"]
             earlier = None
         if self._run is not None:
@@ -193,6 +195,17 @@ class _Sender:
         _update(self._hash, run.metrics[: self._sent])
         self._complete(run.metrics[earlier["sent"] : earlier["sending"]])
         self._write_down(self._sent, self._sent)
+
+    def _other(self, earlier: _Sent, run: Follower) -> str:
+        """Return why the tracker's run cannot go on; empty if it can."""
+        if earlier["project"] != self._project:
+            return (
+                f"the record was sent to the project {earlier['project']!r}; a new run of "
+                f"{self._project!r}"
+            )
+        if _digest(run.metrics[: earlier["sending"]]) != earlier["digest"]:
+            return "the record was replaced; a new run"
+        return ""
 
     def _open(self, run: Follower, earlier: str | None) -> None:
         name = self._name if self._number == 1 else f"{self._name}-{self._number}"
@@ -229,7 +242,8 @@ class _Sender:
         except Exception as error:
             raise UnreachableError(
                 f"{self._to} failed: {type(error).__name__}: {error}. The record has everything; "
-                f"`gem-bench log {self._folder} --to {self._to}` sends the rest later"
+                f"`gem-bench log {self._folder} --to {self._to} --project "
+                f"{shlex.quote(self._project)}` sends the rest later"
             ) from error
 
     def _earlier(self) -> _Sent | None:
@@ -241,6 +255,7 @@ class _Sender:
     def _write_down(self, sent: int, sending: int) -> None:
         assert self._run is not None
         known: _Sent = {
+            "project": self._project,
             "id": self._run.id,
             "number": self._number,
             "sent": sent,
