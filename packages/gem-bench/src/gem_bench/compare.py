@@ -294,7 +294,7 @@ def _clipped_tokens(name: str) -> Callable[[Run], list[float | None]]:
 def _clipped_gradients(run: Run) -> list[float | None]:
     most = run.spec.get("optimizer.grad_clip")
     norms = _clipped_tokens("grad_norm")(run)
-    if most is None:
+    if not isinstance(most, int | float):
         return [None] * len(norms)
     return [None if norm is None else float(norm > most) for norm in norms]
 
