@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from gem.contract import refusal
 from gem.core import Env, Info, Observation, Step, known_options
 from gem.errors import ConfigurationError
-from gem.grading.braces import boxed_texts
+from gem.grading.braces import boxed_moves
 from gem.grading.wrapping import readings
 from gem.parameters import flag
 from gem.pictures import painter, parts
@@ -174,7 +174,7 @@ class Game(Env, Generic[Move]):
         _ = self.episode_key
 
     def _last_move(self, action: str) -> Move | None:
-        for content in reversed(boxed_texts(action)):
+        for content in boxed_moves(action):
             move = self._parse(content.strip())
             if move is not None:
                 return move
