@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
@@ -10,10 +11,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 from gem.blame import boundary
 from gem.contract import refusal, shown
 from gem.core import Env, Info, Observation, Step, known_options
-from gem.errors import DataError
+from gem.errors import DataError, GemError
 from gem.grading.formats import FORMATS, AnswerFormat
 from gem.parameters import choice, extending, flag, integer, number, optional, text
-from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, permuted
+from gem.registry import spec
+from gem.sources import (
+    SAMPLES,
+    Row,
+    Source,
+    Table,
+    checked,
+    column_of,
+    has_splits,
+    load,
+    permuted,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -281,7 +293,8 @@ class DatasetEnv(SingleTurnEnv):
             source: `"hub:owner/name"`, a path to a `.jsonl`, `.csv` or `.parquet` file, a folder
                 laid out like a hub data set, `"sample"`, a sequence of mappings, a
                 `datasets.Dataset` or a pandas `DataFrame`; see `gem.sources`.
-            split: Split of a hub data set or folder; the other sources have none.
+            split: Split of a hub data set or folder. The other sources have none: a split that you
+                give is refused at loading, the default of an id does not count.
             sample: Which sample of `gem.sources.SAMPLES` the source `"sample"` is.
             question_column: Column with the question.
             answer_column: Column with the right answer or a list of them.
@@ -306,14 +319,16 @@ class DatasetEnv(SingleTurnEnv):
         """The data, loaded at the first use.
 
         Raises:
-            ConfigurationError: The source is malformed or has no such split.
+            ConfigurationError: The source is malformed, or has no splits or no such one.
             DataError: It cannot be read, or a row cannot be graded.
             MissingExtraError: It needs the extra `data`.
             UnreachableError: The hub does not answer.
         """
         if self._loaded is None:
             rows = self.source if self._rows is None else self._rows
-            table = load(() if rows is None else rows, self.split)
+            source = () if rows is None else rows
+            default = self.split == self._default_split() and not has_splits(source)
+            table = load(source, None if default else self.split)
             self._verify(table)
             self._loaded = table
         return self._loaded
@@ -327,6 +342,12 @@ class DatasetEnv(SingleTurnEnv):
         """
         _ = self.episode_key
         return column_of(self._row(), self.answer_column, self.table.name, self.index)
+
+    def _default_split(self) -> str | None:
+        """Return the split that the registration of this environment's id names."""
+        with suppress(GemError):
+            return None if self.spec is None else spec(self.spec.id).kwargs.get("split")
+        return None
 
     def _verify(self, table: Table) -> None:
         """Verify the rows of a table, once per process.
