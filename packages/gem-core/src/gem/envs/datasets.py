@@ -293,8 +293,7 @@ class DatasetEnv(SingleTurnEnv):
             source: `"hub:owner/name"`, a path to a `.jsonl`, `.csv` or `.parquet` file, a folder
                 laid out like a hub data set, `"sample"`, a sequence of mappings, a
                 `datasets.Dataset` or a pandas `DataFrame`; see `gem.sources`.
-            split: Split of a hub data set or folder. The other sources have none: a split that you
-                give is refused at loading, the default of an id does not count.
+            split: Split of a hub data set or folder; the other sources have none.
             sample: Which sample of `gem.sources.SAMPLES` the source `"sample"` is.
             question_column: Column with the question.
             answer_column: Column with the right answer or a list of them.
