@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import gem
+from gem.contract import succeeded
 from gem.errors import ConfigurationError
 from gem.tasks import Task
+from gem.wrappers import ScaleReward
 from gem.wrappers.questions import place
 
 ENV = "game:FifteenPuzzle-v0-easy"
@@ -76,6 +78,25 @@ def test_rewards_are_shifted_after_they_are_scaled() -> None:
     assert env.step(env.oracle_action())[1] == 1.0
     with pytest.raises(ConfigurationError, match="offset"):
         gem.make("math:ASDiv2K", source="sample", wrappers=[{**wrapper, "offset": float("nan")}])
+
+
+class Unsaid(gem.Env):
+    """Leaves it to the reward whether an episode succeeded."""
+
+    def step(self, action: str) -> Any:
+        return "", float(action == "yes"), action != "later", action == "later", {}
+
+
+@pytest.mark.parametrize("offset", [-1.0, 0.0, 1.0])
+def test_a_shifted_reward_does_not_change_what_counts_as_success(offset: float) -> None:
+    for action in ("yes", "no", "later"):
+        plain, shifted = Unsaid(), ScaleReward(Unsaid(), offset=offset)
+        for env in (plain, shifted):
+            env.reset(seed=0)
+        _, reward, terminated, _, info = plain.step(action)
+        expected = succeeded(reward, terminated, info)
+        _, reward, terminated, _, info = shifted.step(action)
+        assert succeeded(reward, terminated, info) is expected
 
 
 def test_questions_with_the_same_text_are_told_apart_by_their_pictures() -> None:
