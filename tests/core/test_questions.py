@@ -80,6 +80,35 @@ def test_rewards_are_shifted_after_they_are_scaled() -> None:
         gem.make("math:ASDiv2K", source="sample", wrappers=[{**wrapper, "offset": float("nan")}])
 
 
+def test_rows_in_order_are_those_of_the_part_and_each_comes_once() -> None:
+    def in_order(**split: Any) -> gem.Env:
+        return gem.make("math:GSM8K", source="sample", eval=True, wrappers=part(**split))
+
+    low, high = in_order(last=0.3), in_order(first=0.3)
+    rows = [low.reset(seed=seed)[1]["index"] for seed in range(40)]
+    count = len(set(rows))
+    others = {high.reset(seed=seed)[1]["index"] for seed in range(40 - count)}
+    assert sorted({*rows[:count], *others}) == list(range(40))
+    assert rows[:count] == sorted(rows[:count])
+    assert rows == [rows[i % count] for i in range(40)]
+    low.reset(seed=1)
+    assert [low.reset()[1]["index"] for _ in range(3)] == rows[2:5]
+    key = low.episode_key
+    again = in_order(last=0.3)
+    again.seek(*key)
+    assert again.reset()[1]["index"] == rows[4]
+    assert low.spawn(same_state=True).reset()[1]["index"] == rows[5]
+    assert low.unwrapped.reset(seed=3)[1]["index"] == 3
+
+
+def test_parts_of_parts_are_parts() -> None:
+    two = [*part(last=0.6), *part(first=0.3)]
+    env = gem.make("math:GSM8K", source="sample", eval=True, wrappers=two)
+    shown = {env.reset(seed=seed)[1]["index"] for seed in range(40)}
+    one = gem.make("math:GSM8K", source="sample", eval=True, wrappers=part(first=0.3, last=0.6))
+    assert shown == {one.reset(seed=seed)[1]["index"] for seed in range(40)}
+
+
 class Unsaid(gem.Env):
     """Leaves it to the reward whether an episode succeeded."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -149,12 +149,22 @@ class SingleTurnEnv(Env):
         """Raise `DataError` if item `self.index`, which is to be shown, cannot be won."""
         self._verify_item()
 
+    walked: Sequence[int] | None = None
+    """Items that `eval=True` walks, in this order; None is all."""
+
+    @property
+    def in_order(self) -> int | None:
+        """How many items `eval=True` walks; None without `eval`, or if there is no end."""
+        return self._size() if self.eval and not self._endless else None
+
     _endless = False
     """Whether new items follow when all `_size()` items were shown."""
 
     def _walk(self, size: int) -> int:
         base, episode = self.episode_key
         position = episode - self._addressed
+        if self.walked is not None:
+            return self.walked[(base + position) % len(self.walked)]
         if self.eval:
             return base + position if self._endless else (base + position) % size
         epoch, place = divmod(position, size)

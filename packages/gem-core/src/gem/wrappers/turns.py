@@ -8,7 +8,7 @@ from gem.contract import refusal
 from gem.core import Env, Info, Observation, Step, Wrapper
 from gem.errors import ConfigurationError, ResetNeededError
 from gem.parameters import integer
-from gem.wrappers.questions import Questions
+from gem.wrappers.questions import leaves_out
 
 
 class _Turns(Wrapper):
@@ -108,10 +108,7 @@ class Series(_Turns):
         self._key: tuple[int, int] | None = None
         # Questions of the seed that were asked; None if that is not known.
         self._asked: int | None = 0
-        layer = env
-        while isinstance(layer, Wrapper) and not isinstance(layer, Questions):
-            layer = layer.env
-        self._leaves_out = isinstance(layer, Questions)
+        self._leaves_out = leaves_out(env)
 
     @property
     def episode_key(self) -> tuple[int, int]:
