@@ -48,6 +48,17 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.parametrize("env_id", ["math:GSM8K", "qa:HotpotQA", "logic:RuleTaker-d1"])
+def test_a_split_is_refused_where_there_are_none(env_id: str, path: Path) -> None:
+    for source in (str(path), f"file:{path}", "sample", ROWS):
+        env = make(env_id, source=source, split="test")
+        with pytest.raises(ConfigurationError, match="split='test', but the source .* no splits"):
+            env.reset(seed=0)
+    # Its registration has the split `train`.
+    make("logic:RuleTaker-d1").reset(seed=0)
+    assert len(make("code:CodeContest").unwrapped.table) > 0
+
+
 def test_every_id_of_the_original_is_registered() -> None:
     counts = {family: len(gem.list_envs(f"{family}:")) for family in ("math", "code", "qa")}
     assert counts == {"math": 7, "code": 3, "qa": 2}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gem.grading.braces import boxed_texts
+from gem.grading.braces import boxed_moves, boxed_texts
 from gem.grading.formats import (
     ANSWER_TAG,
     ANSWER_TAG_BOXED,
@@ -239,6 +239,14 @@ def test_the_braces_in_a_box_match(text: str) -> None:
         assert f"\\boxed{{{content}}}" in text
         bare = re.sub(r"\\\\(?!boxed\s*\{)|\\[{}]", "", content)
         assert bare.count("{") == bare.count("}")
+
+
+@pytest.mark.parametrize("more", ["", "{}"])
+def test_only_the_last_short_boxes_are_read_for_moves(more: str) -> None:
+    boxes = [f"\\boxed{{{number}}}" for number in range(60)]
+    long = f"\\boxed{{{'7' * 1001}}}"
+    found = list(boxed_moves(" ".join([*boxes, long, more])))
+    assert found == [str(number) for number in range(59, 10, -1)]
 
 
 def test_several_boxes_are_no_hedge() -> None:

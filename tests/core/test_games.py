@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from typing import Any
 
 import pytest
@@ -136,6 +137,17 @@ def test_the_last_readable_box_counts(env_id: str) -> None:
     one, two = first.sample_random_action(), second.sample_random_action()
     text = f"Perhaps {one}? No: {two}, not \\boxed{{}} nor \\boxed{{???}}."
     assert env.step(text) == expected.step(two)
+
+
+@pytest.mark.parametrize("env_id", [*PLAIN, "multi:TicTacToe-v0", "openspiel:kuhn_poker"])
+def test_thousands_of_boxes_in_boxes_are_soon_read(env_id: str) -> None:
+    if env_id.startswith("openspiel:"):
+        pytest.importorskip("pyspiel")
+    env = make(env_id)
+    env.reset(seed=0)
+    began = time.process_time()
+    env.step("\\boxed{" * 2000 + "?" + "}" * 2000)
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize("env_id", PLAIN)

@@ -176,3 +176,23 @@ def test_hints_never_contradict_each_other() -> None:
             target = env.target
             assert ranges[-1][0] <= target <= ranges[-1][1]
         assert all(a <= c and d <= b for (a, b), (c, d) in pairwise(ranges))
+
+
+@pytest.mark.parametrize(("numbers", "turns"), [(20, 4), (20, 5), (10, 3), (2, 1), (100, None)])
+def test_the_oracle_wins_the_share_of_starts_that_it_says(numbers: int, turns: int | None) -> None:
+    env = GuessTheNumber(1, numbers, turns)
+    won = {}
+    for seed in range(40 * numbers):
+        env.reset(seed=seed)
+        if env.target in won:
+            continue
+        over = False
+        while not over:
+            _, _, terminated, truncated, info = env.step(env.oracle_action())
+            over = terminated or truncated
+        won[env.target] = info["success"]
+    assert len(won) == numbers
+    assert sum(won.values()) / numbers == pytest.approx(env.oracle_success)
+    assert GuessTheNumber(None, None, None).oracle_success == 1.0
+    assert GuessTheNumber(None, None, 6).oracle_success == 1.0
+    assert GuessTheNumber(None, None, 5).oracle_success == 31 / 51

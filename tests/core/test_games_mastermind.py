@@ -154,3 +154,22 @@ def test_drawn_parameters_belong_together_unless_given() -> None:
         env.reset(seed=seed)
         drawn = env.code_length, env.num_numbers, env.max_turns
         assert drawn == (2, 3, 7)
+
+
+@pytest.mark.parametrize(("duplicates", "turns"), [(False, 2), (False, 4), (True, 3), (True, 5)])
+def test_the_oracle_wins_the_share_of_codes_that_it_says(duplicates: bool, turns: int) -> None:
+    env = Mastermind(2, 5, duplicates, turns)
+    won = {}
+    for seed in range(600):
+        env.reset(seed=seed)
+        if env.code in won:
+            continue
+        over = False
+        while not over:
+            _, _, terminated, truncated, info = env.step(env.oracle_action())
+            over = terminated or truncated
+        won[env.code] = info["success"]
+    assert len(won) == (25 if duplicates else 20)
+    assert sum(won.values()) / len(won) == pytest.approx(env.oracle_success)
+    assert Mastermind(None, None, max_turns=None).oracle_success == 1.0
+    assert Mastermind(20, 99).oracle_success == 0.0

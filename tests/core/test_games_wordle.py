@@ -194,3 +194,23 @@ def test_drawn_parameters_belong_together_unless_given() -> None:
     env = make("game:Wordle-v0-random", max_turns=6)
     env.reset(seed=0)
     assert env.max_turns == 6
+
+
+@pytest.mark.parametrize("require_word", [False, True])
+@pytest.mark.parametrize("turns", [2, 3])
+def test_the_oracle_wins_the_share_of_words_that_it_says(turns: int, require_word: bool) -> None:
+    env = Wordle(4, turns, require_word=require_word, vocabulary=30)
+    won = {}
+    for seed in range(600):
+        env.reset(seed=seed)
+        if env.secret in won:
+            continue
+        over = False
+        while not over:
+            _, _, terminated, truncated, info = env.step(env.oracle_action())
+            over = terminated or truncated
+        won[env.secret] = info["success"]
+    assert len(won) == 30
+    assert sum(won.values()) / 30 == pytest.approx(env.oracle_success)
+    assert Wordle().oracle_success == Wordle(None, None).oracle_success == 1.0
+    assert Wordle(3, 3).oracle_success < 0.5

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import gem
+from gem.contract import succeeded
 from gem.errors import ConfigurationError
 from gem.tasks import Task
+from gem.wrappers import ScaleReward
 from gem.wrappers.questions import place
 
 ENV = "game:FifteenPuzzle-v0-easy"
@@ -76,6 +78,54 @@ def test_rewards_are_shifted_after_they_are_scaled() -> None:
     assert env.step(env.oracle_action())[1] == 1.0
     with pytest.raises(ConfigurationError, match="offset"):
         gem.make("math:ASDiv2K", source="sample", wrappers=[{**wrapper, "offset": float("nan")}])
+
+
+def test_rows_in_order_are_those_of_the_part_and_each_comes_once() -> None:
+    def in_order(**split: Any) -> gem.Env:
+        return gem.make("math:GSM8K", source="sample", eval=True, wrappers=part(**split))
+
+    low, high = in_order(last=0.3), in_order(first=0.3)
+    rows = [low.reset(seed=seed)[1]["index"] for seed in range(40)]
+    count = len(set(rows))
+    others = {high.reset(seed=seed)[1]["index"] for seed in range(40 - count)}
+    assert sorted({*rows[:count], *others}) == list(range(40))
+    assert rows[:count] == sorted(rows[:count])
+    assert rows == [rows[i % count] for i in range(40)]
+    low.reset(seed=1)
+    assert [low.reset()[1]["index"] for _ in range(3)] == rows[2:5]
+    key = low.episode_key
+    again = in_order(last=0.3)
+    again.seek(*key)
+    assert again.reset()[1]["index"] == rows[4]
+    assert low.spawn(same_state=True).reset()[1]["index"] == rows[5]
+    assert low.unwrapped.reset(seed=3)[1]["index"] == 3
+
+
+def test_parts_of_parts_are_parts() -> None:
+    two = [*part(last=0.6), *part(first=0.3)]
+    env = gem.make("math:GSM8K", source="sample", eval=True, wrappers=two)
+    shown = {env.reset(seed=seed)[1]["index"] for seed in range(40)}
+    one = gem.make("math:GSM8K", source="sample", eval=True, wrappers=part(first=0.3, last=0.6))
+    assert shown == {one.reset(seed=seed)[1]["index"] for seed in range(40)}
+
+
+class Unsaid(gem.Env):
+    """Leaves it to the reward whether an episode succeeded."""
+
+    def step(self, action: str) -> Any:
+        return "", float(action == "yes"), action != "later", action == "later", {}
+
+
+@pytest.mark.parametrize("offset", [-1.0, 0.0, 1.0])
+def test_a_shifted_reward_does_not_change_what_counts_as_success(offset: float) -> None:
+    for action in ("yes", "no", "later"):
+        plain, shifted = Unsaid(), ScaleReward(Unsaid(), offset=offset)
+        for env in (plain, shifted):
+            env.reset(seed=0)
+        _, reward, terminated, _, info = plain.step(action)
+        expected = succeeded(reward, terminated, info)
+        _, reward, terminated, _, info = shifted.step(action)
+        assert succeeded(reward, terminated, info) is expected
 
 
 def test_questions_with_the_same_text_are_told_apart_by_their_pictures() -> None:

@@ -96,8 +96,8 @@ def test_the_stream_goes_on_with_another_data_set_after_size_items() -> None:
     stream = [first(env) for _ in range(15)]
     assert len(set(stream)) == 15
     # The next data set has the seed of the first one plus the number of items shown.
-    later = ReasoningGymEnv("chain_sum", size=5, dataset_seed=15, eval=True)
-    assert [first(later) for _ in range(5)] == stream[5:10]
+    larger = ReasoningGymEnv("chain_sum", size=15, dataset_seed=10, eval=True)
+    assert [first(larger) for _ in range(15)] == stream
     shuffled = ReasoningGymEnv("chain_sum", size=5, dataset_seed=10, seed=1)
     walked = [first(shuffled) for _ in range(15)]
     assert [sorted(walked[i : i + 5]) for i in (0, 5, 10)] == [
@@ -106,6 +106,19 @@ def test_the_stream_goes_on_with_another_data_set_after_size_items() -> None:
     assert walked != stream
     assert {first(shuffled, seed=seed) for seed in range(60)} == set(stream[:5])
     assert first(shuffled, idx=12) == stream[12]
+
+
+def test_data_sets_of_adjacent_seeds_share_no_item() -> None:
+    questions = []
+    for dataset_seed in (41, 42, 43, 44):
+        env = ReasoningGymEnv("chain_sum", size=40, dataset_seed=dataset_seed)
+        questions += [first(env, idx=i) for i in range(40)]
+    assert len(set(questions)) == len(questions)
+    default = ReasoningGymEnv("chain_sum", size=2_000_000)
+    default.reset(idx=0)
+    assert default._item()["seed"] == 42
+    with pytest.raises(ConfigurationError, match="at most 1000000 with dataset_seed=43, got 1000"):
+        ReasoningGymEnv("chain_sum", size=1_000_001, dataset_seed=43)
 
 
 def test_the_seed_of_the_first_reset_is_not_taken_for_that_of_the_data_set() -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -324,6 +325,60 @@ def test_no_generator_takes_what_is_no_finite_number(text: str) -> None:
 def test_words_that_contain_nan_are_no_numbers() -> None:
     for text in ("banana", "information", "Nancy", "finance", "infinitely"):
         assert rules.refusal("word_sorting", text, {"answer": "x"}) is None
+
+
+def milliseconds(question: str) -> str:
+    start, end = (
+        timedelta(hours=int(h), minutes=int(m), seconds=int(s), milliseconds=int(ms))
+        for h, m, s, ms in re.findall(r"(\d\d):(\d\d):(\d\d)\.(\d{3})", question)
+    )
+    return f"0{end - start}".removesuffix("000")[-12:]
+
+
+def with_a_weekday(question: str) -> str:
+    written = re.findall(r"([\d-]+) \(\w+\) (\d\d:\d\d:\d\d [+-]\d{4})", question)
+    start, end = (datetime.strptime(" ".join(m), "%Y-%m-%d %H:%M:%S %z") for m in written)
+    clock = f"0{timedelta(seconds=(end - start).seconds)}"[-8:]
+    return f"{(end - start).days} days, {clock if 'HH:MM:SS' in question else clock[:5]}"
+
+
+@pytest.mark.parametrize(
+    ("idx", "right", "library"),
+    [
+        (3, milliseconds, "01:29:27.345"),
+        (34, milliseconds, "05:24:23.427"),
+        (38, milliseconds, "07:39:38.372"),
+        (32, with_a_weekday, "23 days, 00:00"),
+        (53, with_a_weekday, "1 days, 00:00"),
+    ],
+)
+def test_a_duration_counts_to_the_millisecond_and_with_its_time_of_day(
+    idx: int, right: Callable[[str], str], library: str
+) -> None:
+    env = ReasoningGymEnv("time_intervals")
+    answer = right(str(env.reset(idx=idx)[0]))
+    assert recorded(env) == answer != library
+    assert env.step(f"\\boxed{{{answer}}}")[1] == 1.0
+    env.reset(idx=idx)
+    assert env.step(f"\\boxed{{{library}}}")[1] == 0.0
+
+
+MIXED = {"name": "basic_arithmetic", "weight": 1, "config": {"seed": 42}}
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        ReasoningGymEnv("basic_arithmetic"),
+        ReasoningGymEnv("basic_arithmetic", config={"allow_parentheses": False}),
+        ReasoningGymEnv("composite", config={"datasets": [MIXED]}),
+    ],
+)
+def test_arithmetic_has_no_answer_that_was_rounded_down(env: ReasoningGymEnv) -> None:
+    for idx in (74, 111, 192, 226, 238):
+        expression = str(env.reset(idx=idx)[0]).split("Calculate ")[1].split(".\n")[0]
+        assert re.fullmatch(r"[\d +*/()-]+", expression)
+        assert abs(eval(expression) - int(recorded(env))) < 1e-9, expression
 
 
 PREMISES = ["(P → Q)", "P", "(R ∨ ¬Q)"]

@@ -126,6 +126,24 @@ def test_a_cut_turn_is_closed_outside_the_mask(tokenizer: Any) -> None:
     assert row.mask[63:65] == [1, 0]
 
 
+def test_a_turn_is_closed_once_whatever_whitespace_the_template_writes(tokenizer: Any) -> None:
+    template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+        "{{ ' \n<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    chat = ChatFormat(tokenizer, template_kwargs={"chat_template": template})
+    closing = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert chat.is_closed([closing])
+    assert closing in chat.stop_ids
+    transcript = TokenTranscript(chat)
+    transcript.start("Hello")
+    transcript.respond([*chat.encode_text("hi"), closing])
+    transcript.observe("next")
+    told = chat.spell(transcript.ids).split("assistant\n")[1]
+    assert told == "hi<|im_end|>\n<|im_start|>user\nnext \n<|im_end|>\n<|im_start|>"
+
+
 def test_other_spellings_and_dropped_thinking_are_reported(qwen3_tokenizer: Any) -> None:
     closing = qwen3_tokenizer.convert_tokens_to_ids("<|im_end|>")
     letters = [qwen3_tokenizer.encode(c, add_special_tokens=False)[0] for c in "higher"]

@@ -72,6 +72,33 @@ def test_a_series_that_ends_early_does_not_move_the_next_one() -> None:
         _ = env.spawn().episode_key
 
 
+def test_series_of_a_part_of_the_questions_repeat_none_and_are_found_by_their_key() -> None:
+    def of_a_part() -> gem.Env:
+        part = {"name": "questions", "last": 0.5}
+        return gem.make(ENV, source="sample", wrappers=[part, {"name": "series", "most": 3}])
+
+    def questions(env: gem.Env, **first: Any) -> list[Any]:
+        return [env.reset(**first)[0], *(env.step("?")[0] for _ in range(3))][:3]
+
+    env = of_a_part()
+    plain = gem.make(ENV, source="sample", wrappers=[{"name": "questions", "last": 0.5}])
+    asked = [plain.reset(seed=5)[0], *(plain.reset()[0] for _ in range(11))]
+    assert questions(env, seed=5) == asked[:3]
+    assert questions(env) == asked[3:6]
+    env.reset()
+    env.step("?")
+    # The third ended early.
+    assert questions(env) == asked[9:12]
+    assert env.episode_key == (5, 3)
+    again = of_a_part()
+    for episode in (3, 1, 2):
+        again.seek(5, episode)
+        assert questions(again) == asked[3 * episode : 3 * episode + 3]
+        assert again.episode_key == (5, episode)
+    copy = env.spawn(same_state=True)
+    assert questions(copy) == questions(env)
+
+
 @pytest.mark.parametrize("name", ["attempts", "series"])
 def test_the_contract_holds(name: str) -> None:
     wrappers = [{"name": name, "most": 3}]

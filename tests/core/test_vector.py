@@ -19,6 +19,7 @@ from gem.errors import (
     UnknownParameterError,
     UnreachableError,
 )
+from gem.executors.held import HeldEnv
 from gem.seeding import env_seed
 from gem.trajectory import Failure
 from gem.vector import AutoresetMode, SyncVectorEnv, make_vec
@@ -267,6 +268,39 @@ def test_a_reset_that_fails_is_tried_again_with_the_same_seed() -> None:
     assert observations[0] == "left 1"
     assert observations[1] == vector(seed=9).reset()[0][1]
     assert (rewards[1], truncated[1], infos[1]) == (0.0, False, {"episode": 0})
+
+
+class Unsteady(Countdown):
+    """Its resets fail after they have begun the next episode."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        broken, self.broken_resets = self.broken_resets, 0
+        shown = super().reset(seed, **options)
+        if broken:
+            raise OSError("the world is not there")
+        return shown
+
+
+def test_a_reset_without_a_seed_that_fails_skips_no_episode() -> None:
+    env = SyncVectorEnv([Unsteady], seed=7, autoreset="next_step")
+    env.reset()
+    env.step(["a"])
+    env.step(["a"])
+    env.envs[0].broken_resets = 1  # type: ignore[attr-defined]
+    assert "failure" in env.step(["ignored"])[4][0]
+    assert env.step(["ignored"])[4] == [{"episode": 1}]
+
+
+def test_in_a_thread_too_and_the_place_of_the_environment_is_known() -> None:
+    held = HeldEnv(Unsteady)
+    held.reset(7)
+    held.run(lambda env: setattr(env, "broken_resets", 1))
+    with pytest.raises(OSError, match="not there"):
+        held.reset(None)
+    # Of an environment that takes its place, because its reset does not return.
+    assert held.after == (7, 0)
+    assert held.reset(None)[1] == {"episode": 1}
+    assert held.after == (7, 1)
 
 
 def test_a_failing_autoreset_keeps_the_end_of_the_episode_before() -> None:

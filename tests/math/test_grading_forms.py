@@ -354,3 +354,49 @@ def test_numbers_that_stand_side_by_side_are_not_one(
     prediction: str, gold: str, right: bool
 ) -> None:
     assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("x=3, y=5", "(3,5)", True),
+        ("y=5, x=3", "(3,5)", True),
+        ("y=3, x=5", "(3,5)", False),
+        ("y=5 and x=3", "(3,5)", True),
+        ("c=3, b=2, a=1", "(1,2,3)", True),
+        ("(y,x)=(3,5)", "(3,5)", False),
+        ("(y,x)=(5,3)", "(3,5)", True),
+        ("y=5, x=3", "(x,y)=(3,5)", True),
+        ("3, 5", "x=3, y=5", True),
+        ("5, 3", "x=3, y=5", False),
+        ("7, 2", "a=2, b=7", False),
+        ("y=5, x=3", "x=3, y=5", True),
+        # Other names, and lists without names, say no order.
+        ("m=2, b=-1", "(2,-1)", True),
+        ("(m,b)=(2,-1)", "(2,-1)", True),
+        ("x_1=3, x_2=2", "2, 3", True),
+        ("5, 3", "x=3, x=5", True),
+        ("x=5, y=3", "3, 5", True),
+    ],
+)
+def test_names_say_the_order_of_values(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold).correct is right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "right"),
+    [
+        ("y>3", "x>3", False),
+        ("3<x", "x>3", True),
+        ("y>3", r"(3,\infty)", True),
+        (r"(3,\infty)", "x>3", True),
+        ("y>3", r"x\in(3,\infty)", False),
+        ("y<1 or y>5", "x<1 or x>5", False),
+        (r"(-\infty,1)\cup(5,\infty)", "x<1 or x>5", True),
+        ("y>1 and x<5", "1<x<5", False),
+        ("|y|>2", "|x|>2", False),
+        ("x>2 or x<-2", "|x|>2", True),
+    ],
+)
+def test_two_inequalities_are_of_the_same_symbol(prediction: str, gold: str, right: bool) -> None:
+    assert grade(prediction, gold).correct is right

@@ -162,6 +162,16 @@ def test_files_stay_and_are_part_of_snapshots(warm: Session) -> None:
         assert child.run(show).stdout == shown
 
 
+def test_all_sessions_draw_the_same_random_numbers() -> None:
+    runner = bwrap()
+    drawn = []
+    for _ in range(2):
+        with runner.session(LIMITS) as session:
+            session.run("import random; x = random.random()")
+            drawn.append(session.run("print(x, random.random())").stdout)
+    assert drawn[0] == drawn[1]
+
+
 def test_random_numbers_go_on_across_programs(warm: Session) -> None:
     warm.run("import random, numpy; random.seed(1); numpy.random.seed(1)")
     across = [warm.run("print(random.random(), numpy.random.rand())").stdout for _ in range(3)]

@@ -143,3 +143,10 @@ def test_nothing_that_a_policy_writes_raises_or_ends_the_episode(
         env.tool_success_counter = 0
     assert env.step("\\boxed{2}")[4]["use_tool"] is False
     env.close()
+
+
+def test_only_what_runs_in_a_session_can_be_played_again() -> None:
+    for session in (False, True):
+        tool = {"name": "python", "session": session}
+        env = gem.make("math:GSM8K", source="sample", tools=[tool])
+        assert env.replayable is session

@@ -348,6 +348,15 @@ def test_bad_parameters_are_named(name: str, params: dict[str, Any]) -> None:
         retail(**params)
 
 
+@pytest.mark.parametrize("given", [{"url": "http://localhost:1/v1"}, {"model": "gpt-4.1"}])
+@pytest.mark.parametrize("env_id", ["tau:Retail-v2", "tau:Airline-v2"])
+def test_a_model_for_the_user_is_refused_where_the_user_is_scripted(
+    env_id: str, given: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match="is for the user 'llm', got user='scripted'"):
+        gem.make(env_id, **given)
+
+
 def test_bad_options_are_named() -> None:
     with pytest.raises(UnknownParameterError, match="task"):
         retail().reset(seed=0, task=1)

@@ -286,17 +286,33 @@ def load(source: Source, split: str | None = None) -> Table:
             in `source` takes precedence; without any, the data set must have exactly one.
 
     Raises:
-        ConfigurationError: The source is malformed or the split does not exist.
+        ConfigurationError: The source is malformed, or the split does not exist.
         DataError: The file does not exist, cannot be read or has no rows.
         MissingExtraError: The extra `data` is needed and not installed.
         UnreachableError: The hub cannot be reached.
     """
     source = checked(source)
     named = isinstance(source, (str, Path))
+    if split is not None and not has_splits(source):
+        what = repr(str(source)) if named else type(source).__name__
+        raise ConfigurationError(
+            f"split={split!r}, but the source {what} has no splits, which only data sets of the "
+            f"hub and folders have; leave split out, or name the file of this split"
+        )
     table = _load_named(str(source), split) if named else _load_memory(source)
     if not len(table):
         raise DataError(f"{table.name} has no rows")
     return table
+
+
+def has_splits(source: Source) -> bool:
+    """Return whether a source is a data set of the hub, or a folder with the same layout."""
+    if not isinstance(source, (str, Path)):
+        return False
+    kind, _, _ = str(source).partition(":")
+    path = Path(source).expanduser()
+    file = kind in ("sample", "file") or path.suffix in _READERS or path.is_file()
+    return kind == "hub" or not file
 
 
 def _load_memory(source: Any) -> Table:

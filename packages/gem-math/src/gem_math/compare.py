@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -26,6 +27,8 @@ _EXPRESSIONS = frozenset(
 # What `_plain` leaves as it is.
 _FINAL = _EXPRESSIONS - {"negate"} | {"interval", "tuple", "list", "measure"}
 _FINITE = frozenset({"set", "list"})
+_ORDERED = frozenset({"interval", "list", "tuple"})
+_ALPHABET = f"{string.ascii_lowercase} {string.ascii_uppercase}"
 # A constant of integration, and letters that usually stand for any integer.
 _CONSTANT = re.compile(r"[Cc](?:_\d)?|K")
 _CHOICES = frozenset("ABCDEFGHIJ")
@@ -68,6 +71,10 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
         return _same_equation(answer, gold, work)
     if "matrix" in kinds:
         return _same_matrix(answer, gold, work)
+    if kinds == {"list"} and not _has_names(answer):
+        ordered = _by_name(gold)
+        if ordered is not gold:
+            return _all_same(answer.args, ordered.args, work)
     if kinds <= {"list", "set", "union"} or (
         # Accept the list `1, 2` where the gold is {1, 2}.
         "set" in kinds and len(kinds) == 2 and not kinds & {"interval", "tuple"}
@@ -314,8 +321,32 @@ def _same_named(answer: Node, gold: Node, work: Work) -> bool:
         solved = name == Node("symbol", (gold.args[0],)) and name.args[0] not in symbols(value)
         return solved and _same(value, gold.args[1], work)
     if answer.kind == "named":
-        return _same(answer.args[1], gold, work)
-    return _same(answer, gold.args[1], work)
+        return _same(_by_name(answer), gold, work)
+    return _same(answer, _by_name(gold) if _has_names(answer) else gold.args[1], work)
+
+
+def _has_names(node: Node) -> bool:
+    """Return whether the members of a list or tuple are named values."""
+    items = _ordered(node)[0] if node.kind in _ORDERED else ()
+    return bool(items) and all(item.kind == "named" for item in items)
+
+
+def _by_name(node: Node) -> Node:
+    """Return named values without their names, in the order of these: `y=5, x=3` is `3, 5`.
+
+    Only letters that follow each other in the alphabet say an order; `m=2, b=5` has its own.
+    """
+    name, node = node.args if node.kind == "named" else ("", node)
+    if node.kind not in _ORDERED or not (name or _has_names(node)):
+        return node
+    items, brackets = _ordered(node)
+    names = name.strip("()").split(",") if name else [item.args[0] for item in items]
+    distinct = len(names) == len(items) > 1 and all(len(each) == 1 for each in names)
+    if not distinct or "".join(sorted(names)) not in _ALPHABET:
+        return node
+    values = items if name else [item.args[1] for item in items]
+    ordered = tuple(value for _, value in sorted(zip(names, values, strict=True)))
+    return Node(node.kind, (*ordered, brackets) if node.kind == "interval" else ordered)
 
 
 def _are_one_function(names: set[str]) -> bool:
@@ -395,6 +426,10 @@ def _same_unordered(
 
 def _same_ordered(answer: Node, gold: Node, work: Work) -> bool:
     """Compare tuples and intervals in order; a list without brackets may stand for a tuple."""
+    if not _has_names(gold):
+        answer = _by_name(answer)
+    elif not _has_names(answer):
+        gold = _by_name(gold)
     (items, brackets), (others, expected) = _ordered(answer), _ordered(gold)
     bare = "" in (brackets, expected)
     if not bare:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gem_math.cleaning import expanded
-from gem_math.relations import conjunction, equal, inequality, labelled, name_of
+from gem_math.relations import conjunction, disjunction, equal, inequality, labelled, name_of
 from gem_math.tree import (
     FIXED,
     MAX_HEIGHT,
@@ -230,8 +230,9 @@ class _Reader:
                 raise TooComplexError("too many items")
         if len(items) == 1:
             return items[0]
-        if joints & _OR and all(item.kind == "interval" for item in items):
-            return Node("union", tuple(items))
+        union = disjunction(items) if joints & _OR else None
+        if union is not None:
+            return union
         if joints <= _AND and len(items) == 2:
             return conjunction(*items) or Node("list", tuple(items))
         return Node("list", labelled(items))

@@ -29,7 +29,7 @@ def equal(name: str, sides: list[Node], signs: list[str]) -> Node:
 
 
 def inequality(sides: list[Node], signs: list[str]) -> Node:
-    """Return the interval, or the union of two, that an inequality of one symbol describes."""
+    """Return the symbol of an inequality as a name of its interval, or of the union of two."""
     if all(sign[0] == ">" for sign in signs):
         sides = sides[::-1]
         signs = [sign.replace(">", "<") for sign in signs[::-1]]
@@ -51,7 +51,7 @@ def inequality(sides: list[Node], signs: list[str]) -> Node:
     if middle.kind != "symbol" or middle.args[0] in FIXED:
         raise UnreadableError(" ".join(signs))
     brackets = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
-    return _open(low, high, brackets)
+    return Node("named", (middle.args[0], _open(low, high, brackets)))
 
 
 def _open(low: Node, high: Node, brackets: str) -> Node:
@@ -69,12 +69,21 @@ def _is_unknown(left: Node, right: Node) -> bool:
     return bool(names[0])
 
 
+def disjunction(items: list[Node]) -> Node | None:
+    """Return the union of intervals, such as `x<1 or x>5`; None if there are other items."""
+    names, intervals = {_bare(item)[0] for item in items}, [_bare(item)[1] for item in items]
+    if len(names) > 1 or any(interval.kind != "interval" for interval in intervals):
+        return None
+    return _called(names.pop(), Node("union", tuple(intervals)))
+
+
 def conjunction(first: Node, second: Node) -> Node | None:
     """Return the interval of `x>1 and x<5`; None if the two have no part in common, or no values.
 
     Of `x<1 and x>5` both are meant.
     """
-    if first.kind != "interval" or second.kind != "interval":
+    (name, first), (other, second) = _bare(first), _bare(second)
+    if name != other or first.kind != "interval" or second.kind != "interval":
         return None
     infinity = Node("symbol", ("infinity",))
     for left, right in ((first, second), (second, first)):
@@ -84,8 +93,17 @@ def conjunction(first: Node, second: Node) -> Node | None:
             if ends[0] >= ends[1]:  # type: ignore[operator]
                 return None
             brackets = (left.args[2][0] + right.args[2][1]).replace("<", "(").replace(">", ")")
-            return _open(low, high, brackets)
+            return _called(name, _open(low, high, brackets))
     return None
+
+
+def _bare(node: Node) -> tuple[str, Node]:
+    """Return a node's name, '' if it has none, and the node without it."""
+    return node.args if node.kind == "named" else ("", node)
+
+
+def _called(name: str, node: Node) -> Node:
+    return Node("named", (name, node)) if name else node
 
 
 def _is_absolute(node: Node) -> bool:
@@ -101,11 +119,12 @@ def _absolute(sides: list[Node], sign: str, infinity: Node) -> Node:
     closed = sign == "<="
     if bound.kind == "negate" or _is_absolute(bound) or (bounded and integer(bound) == 0):
         raise UnreadableError(sign)
+    name = sides[0 if bounded else 1].args[1].args[0]
     if bounded:
-        return _open(_negated(bound), bound, "[]" if closed else "()")
+        return _called(name, _open(_negated(bound), bound, "[]" if closed else "()"))
     low = _open(_negated(infinity), _negated(bound), "(]" if closed else "()")
     high = _open(bound, infinity, "[)" if closed else "()")
-    return Node("union", (low, high))
+    return _called(name, Node("union", (low, high)))
 
 
 def labelled(items: list[Node]) -> tuple[Node, ...]:

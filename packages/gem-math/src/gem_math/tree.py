@@ -14,7 +14,7 @@ Kinds of `Node` and their arguments:
 | `interval` | lower and upper node, brackets: `[)`, or `<>` for 1<x<2; a pair (1,2) is one too |
 | `union` | nodes |
 | `matrix` | rows: tuples of nodes |
-| `named` | name left of an equals sign (text), node |
+| `named` | name left of an equals sign, or symbol of an inequality (text), node |
 | `equation`, `unequal` | two nodes |
 | `chain` | name left of the first equals sign or '', then equal nodes |
 | `choice` | letter of a choice, the node after it |

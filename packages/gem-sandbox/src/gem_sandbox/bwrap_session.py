@@ -28,6 +28,9 @@ _LOST = "the session has ended: what earlier programs did is lost, and this one 
 # Memory addresses in output differ between sandboxes; the digest ignores them.
 _ADDRESS = re.compile(rb"0x[0-9a-f]+")
 
+# All sessions draw the same random numbers, so that an episode can be played again.
+_SEED = 0
+
 
 class _Program(NamedTuple):
     """A program that was not killed, and the digest of its output."""
@@ -64,7 +67,6 @@ class BwrapSession(Session):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._seed = secrets.randbits(32)
         self._programs: tuple[_Program, ...] = ()
         self._place: _Place | None = None
 
@@ -95,7 +97,7 @@ class BwrapSession(Session):
         assert place is not None
         target = place.states + 1
         before = len(self._programs)
-        step = Step(place.key, self._seed, place.state, target, before, place.state in place.needed)
+        step = Step(place.key, _SEED, place.state, target, before, place.state in place.needed)
         try:
             result, state = place.server.run(source, stdin, self._limits, 0, core, step)
         except (NotSentError, UnreachableError):
@@ -144,17 +146,17 @@ class BwrapSession(Session):
             else:
                 place.needed.add(place.state)
                 where = (place.key, place.state)
-            return pickle.dumps((self._seed, self._programs, where), protocol=5)
+            return pickle.dumps((self._programs, where), protocol=5)
 
     def restore(self, state: bytes) -> None:
         """Continue from a kept process, if it is in this place; see `Session.restore`."""
-        seed, programs, (key, number) = pickle.loads(state)
+        programs, (key, number) = pickle.loads(state)
         with self._lock:
             if self._place is None or key != self._place.key:
                 self._leave()
             else:
                 self._place.state = number
-            self._seed, self._programs = seed, programs
+            self._programs = programs
 
     def spawn(self) -> Session:
         """Return a session that repeats the programs of this one; see `Session.spawn`."""

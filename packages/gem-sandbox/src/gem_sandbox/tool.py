@@ -96,6 +96,11 @@ class PythonTool(Tool):
         self.retries = integer("retries", retries, 0, 100)
         self.session = flag("session", session)
 
+    @property
+    def replayable(self) -> bool:  # type: ignore[override]
+        """Whether it has sessions: each program without one draws random numbers of its own."""
+        return self.session
+
     def reset(self) -> None:
         """Find the runner; end the session of the episode before.
 

@@ -159,6 +159,12 @@ class Retail(Env):
                 f"NL_ASSERTION in their reward_basis; got data={data!r}"
             )
         scripted = choice("user", user, ("scripted", "llm")) == "scripted"
+        for name, value in (("url", url), ("model", model)):
+            if scripted and value is not None:
+                raise ConfigurationError(
+                    f"{name}={value!r} is for the user 'llm', got user={user!r}: give user='llm', "
+                    f"or leave {name} out"
+                )
         self.replayable = scripted
         self.user: User = (
             ScriptedUser()

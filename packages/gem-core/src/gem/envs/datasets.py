@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
@@ -10,10 +11,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 from gem.blame import boundary
 from gem.contract import refusal, shown
 from gem.core import Env, Info, Observation, Step, known_options
-from gem.errors import DataError
+from gem.errors import DataError, GemError
 from gem.grading.formats import FORMATS, AnswerFormat
 from gem.parameters import choice, extending, flag, integer, number, optional, text
-from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, permuted
+from gem.registry import spec
+from gem.sources import (
+    SAMPLES,
+    Row,
+    Source,
+    Table,
+    checked,
+    column_of,
+    has_splits,
+    load,
+    permuted,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,12 +149,22 @@ class SingleTurnEnv(Env):
         """Raise `DataError` if item `self.index`, which is to be shown, cannot be won."""
         self._verify_item()
 
+    walked: Sequence[int] | None = None
+    """Items that `eval=True` walks, in this order; None is all."""
+
+    @property
+    def in_order(self) -> int | None:
+        """How many items `eval=True` walks; None without `eval`, or if there is no end."""
+        return self._size() if self.eval and not self._endless else None
+
     _endless = False
     """Whether new items follow when all `_size()` items were shown."""
 
     def _walk(self, size: int) -> int:
         base, episode = self.episode_key
         position = episode - self._addressed
+        if self.walked is not None:
+            return self.walked[(base + position) % len(self.walked)]
         if self.eval:
             return base + position if self._endless else (base + position) % size
         epoch, place = divmod(position, size)
@@ -306,14 +328,16 @@ class DatasetEnv(SingleTurnEnv):
         """The data, loaded at the first use.
 
         Raises:
-            ConfigurationError: The source is malformed or has no such split.
+            ConfigurationError: The source is malformed, or has no splits or no such one.
             DataError: It cannot be read, or a row cannot be graded.
             MissingExtraError: It needs the extra `data`.
             UnreachableError: The hub does not answer.
         """
         if self._loaded is None:
             rows = self.source if self._rows is None else self._rows
-            table = load(() if rows is None else rows, self.split)
+            source = () if rows is None else rows
+            default = self.split == self._default_split() and not has_splits(source)
+            table = load(source, None if default else self.split)
             self._verify(table)
             self._loaded = table
         return self._loaded
@@ -327,6 +351,12 @@ class DatasetEnv(SingleTurnEnv):
         """
         _ = self.episode_key
         return column_of(self._row(), self.answer_column, self.table.name, self.index)
+
+    def _default_split(self) -> str | None:
+        """Return the split that the registration of this environment's id names."""
+        with suppress(GemError):
+            return None if self.spec is None else spec(self.spec.id).kwargs.get("split")
+        return None
 
     def _verify(self, table: Table) -> None:
         """Verify the rows of a table, once per process.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MAX_SEED = 2**32
 _DATASET_SEED = 42
+# Seeds of the library between two data sets.
+_APART = 1_000_000
 # More than the longest answer that any generator has.
 _MAX_ANSWER = 20_000
 
@@ -33,9 +35,10 @@ class ReasoningGymEnv(SingleTurnEnv):
     the score is 1.
 
     The stream of items has no end: item i is item `i % size` of the data set that the generator
-    makes with the seed `dataset_seed + i // size * size`. Seeds choose among the first `size`;
-    resets without a seed go through these first, in an order of their own, and then through the
-    next ones.
+    makes with the seed `first + i // size * size`. Here `first` is 42 for the `dataset_seed` 42,
+    and a million more for each next one, because most generators make item i from the sum of seed
+    and i. Seeds choose among the first `size`; resets without a seed go through these first, in an
+    order of their own, and then through the next ones.
 
     Generators and their scoring run in processes of their own, a few for all environments, because
     some of them seed global generators, depend on hash order, or evaluate the answer as code. An
@@ -63,9 +66,10 @@ class ReasoningGymEnv(SingleTurnEnv):
 
         Args:
             name: Name of the generator.
-            size: Items of one data set. Most generators make an item when it is asked for, so
-                that a large size costs nothing.
-            dataset_seed: Seed of the first data set, from 0 to 2**32 - 1; None is 42.
+            size: Items of one data set; at most 1,000,000 unless `dataset_seed` is 42. Most
+                generators make an item when it is asked for, so that a large size costs nothing.
+            dataset_seed: Which data set comes first, from 0 to 2**32 - 1; None is 42. Only 42 is
+                the seed that the library is given.
             level: Difficulty: every attribute of the generator's curriculum at this level, or at
                 its highest one; from 0. None leaves the generator's defaults.
             config: Further fields of the generator's configuration.
@@ -92,6 +96,11 @@ class ReasoningGymEnv(SingleTurnEnv):
         self.size = integer("size", size, 1, 10**9)
         chosen = _DATASET_SEED if dataset_seed is None else dataset_seed
         self.dataset_seed = integer("dataset_seed", chosen, 0, _MAX_SEED - 1)
+        if self.dataset_seed != _DATASET_SEED and self.size > _APART:
+            raise ConfigurationError(
+                f"size must be at most {_APART} with dataset_seed={self.dataset_seed}, got "
+                f"{self.size}: a larger data set would have the items of the next dataset_seed"
+            )
         self.level = optional(integer, "level", level, 0, 1000)
         self.timeout_s = positive("timeout_s", timeout_s)
         self.partial_credit = flag("partial_credit", partial_credit)
@@ -108,12 +117,13 @@ class ReasoningGymEnv(SingleTurnEnv):
     def _item(self) -> dict[str, Any]:
         """Return what tells the other process which item is meant."""
         block, place = divmod(self.index, self.size)
+        first = _DATASET_SEED + (self.dataset_seed - _DATASET_SEED) * _APART % 2**31
         return {
             "name": self.name,
             "level": self.level,
             "config": self._config,
             "size": self.size,
-            "seed": (self.dataset_seed + block * self.size) % _MAX_SEED,
+            "seed": (first + block * self.size) % _MAX_SEED,
             "place": place,
         }
 

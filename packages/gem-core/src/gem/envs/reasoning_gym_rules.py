@@ -102,6 +102,16 @@ def more_than_right(name: str, text: str, entry: Entry) -> bool:
     return name not in _RULES and _nothing_beside(text, entry) is not None
 
 
+def value(text: str) -> Fraction:
+    """Return the exact value of a formula of numbers and + - * /.
+
+    Raises:
+        ValueError: There is something else in it.
+        ZeroDivisionError: It divides by zero.
+    """
+    return _value(_tree(text))
+
+
 def _tree(text: str) -> ast.expr:
     """Return a formula as a tree.
 
@@ -115,12 +125,6 @@ def _tree(text: str) -> ast.expr:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """Return the value of a formula of numbers and + - * /.
-
-    Raises:
-        ValueError: There is something else in it.
-        ZeroDivisionError: It divides by zero.
-    """
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return Fraction(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -88,6 +88,34 @@ def check_options(env: Env, options: Mapping[str, Any]) -> None:
         return
 
 
+def begin(env: Env, seed: int | None, options: Mapping[str, Any]) -> tuple[Observation, Info]:
+    """Reset an environment; if that fails, its next reset without a seed begins this episode.
+
+    Raises:
+        ContractError: The environment did not return `(observation, info)`.
+        Exception: Whatever the environment raised.
+    """
+    before = key_of(env)
+    try:
+        return check_reset(env.reset(seed=seed, **options))
+    except BaseException:
+        failed = key_of(env)
+        if failed is not None and failed != before:
+            env.seek(*failed)
+        raise
+
+
+def key_of(env: Env) -> EpisodeKey | None:
+    """Return the key of an environment's episode, None if there is none."""
+    try:
+        return env.episode_key
+    except ResetNeededError:
+        return None
+    except BaseException as error:
+        logger.warning("episode_key raised: %s", trace(contained(error)))
+        return None
+
+
 def close_env(env: Env) -> None:
     """Close an environment that is no longer needed; log what it raises."""
     try:
@@ -110,6 +138,10 @@ class HeldEnv:
     """Owns one environment; closes it once, and never while a call to it runs.
 
     Any thread may call it. It checks what `reset` and `step` return (`gem.contract`).
+
+    Attributes:
+        after: Key of the last episode that began; an environment in the place of this one goes on
+            with the next.
     """
 
     def __init__(
@@ -126,7 +158,7 @@ class HeldEnv:
             closed: Called once, in any thread, when the environment is closed.
         """
         self._make = make
-        self._after = after
+        self.after = after
         self._was_closed = closed
         # Reentrant: garbage collection may close an abandoned environment at any point, even here.
         self._lock = threading.RLock()
@@ -177,13 +209,7 @@ class HeldEnv:
     @property
     def episode_key(self) -> EpisodeKey | None:
         """Key of the episode, None if there is none; see `gem.Env.episode_key`."""
-        try:
-            return None if self._env is None else self._env.episode_key
-        except ResetNeededError:
-            return None
-        except BaseException as error:
-            logger.warning("episode_key raised: %s", trace(contained(error)))
-            return None
+        return None if self._env is None else key_of(self._env)
 
     def close(self, *, wait: bool = False, done: Callable[[], None] | None = None) -> None:
         """Close the environment, or have the running call close it when it returns.
@@ -220,15 +246,17 @@ class HeldEnv:
     def _load(self) -> Env:
         if self._env is None:
             self._env = self._make()
-            if self._after is not None:
-                base, episode = self._after
+            if self.after is not None:
+                base, episode = self.after
                 self._env.seek(base, episode + 1)
         return self._env
 
     def _reset(self, seed: int | None, options: Mapping[str, Any]) -> tuple[Observation, Info]:
         env = self._load()
         check_options(env, options)
-        return check_reset(env.reset(seed=seed, **options))
+        result = begin(env, seed, options)
+        self.after = key_of(env)
+        return result
 
     def _step(self, action: str) -> Step:
         if self._env is None:

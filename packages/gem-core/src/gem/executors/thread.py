@@ -57,7 +57,7 @@ class _ThreadHandle(EnvHandle):
         if self._held.is_running:
             # A call exceeded its limit and goes on in its thread.
             self._held.close()
-            self._held = HeldEnv(self._make, self._held.episode_key)
+            self._held = HeldEnv(self._make, self._held.after)
         self._submit(token, self._held.reset, seed, options)
 
     def step(self, token: Any, action: str) -> None:

@@ -3,6 +3,7 @@ r"""Finds matching braces and the boxes, `\boxed{...}`, in a reply, in time line
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 # An escaped brace, `\{`, opens nothing; `\\` escapes no brace, unless a command begins in it.
@@ -10,6 +11,9 @@ _TOKEN = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\\\(?!(?:boxed|fbox)\s*\{)|\\[{}]
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # Without any brace inside. If no other brace opens, these are all boxes.
 _PLAIN = re.compile(r"\\boxed\{([^{}\\]*)\}")
+
+_LONGEST_MOVE = 1000
+_MOST_MOVES = 50
 
 
 class Box(NamedTuple):
@@ -51,6 +55,22 @@ def boxed_texts(reply: str) -> list[str]:
     if len(plain) == reply.count("{"):
         return plain
     return [reply[box.start : box.end] for box in find_boxes(reply) if box.end is not None]
+
+
+def boxed_moves(reply: str) -> Iterator[str]:
+    """Yield the contents of closed boxes that can be moves, beginning with the last that opens.
+
+    These are the last 50 boxes, except those with more than 1,000 characters. Without these limits
+    the time to read boxes in boxes would grow with the square of the reply's length.
+    """
+    plain = _PLAIN.findall(reply)
+    if len(plain) == reply.count("{"):
+        yield from (text for text in plain[: -_MOST_MOVES - 1 : -1] if len(text) <= _LONGEST_MOVE)
+        return
+    closed = [(box.start, box.end) for box in find_boxes(reply) if box.end is not None]
+    for start, end in closed[: -_MOST_MOVES - 1 : -1]:
+        if end - start <= _LONGEST_MOVE:
+            yield reply[start:end]
 
 
 def closing_brace(text: str, start: int) -> int | None:

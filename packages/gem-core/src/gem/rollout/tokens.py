@@ -117,8 +117,14 @@ class ChatFormat:
         self._special_ids = frozenset(special)
         spelled = (self._decode([i], skip_special_tokens=False) for i in special)
         self._special_texts = tuple(text for text in spelled if text)
-        first = self.bridge("x", closed=False)[0]
-        self._closing_id = first if first in special else None
+        self._closing_id: int | None = None
+        self._closing_end = 0
+        for end, i in enumerate(self.bridge("x", closed=False), 1):
+            if i in special:
+                self._closing_id, self._closing_end = i, end
+            # Some templates write whitespace before it.
+            if i in special or self._decode([i], skip_special_tokens=False).strip():
+                break
         ids = (self._closing_id, tokenizer.eos_token_id, *_generation_stops(tokenizer))
         self.stop_ids: frozenset[int] = frozenset(int(i) for i in ids if i is not None)
         """Tokens at which a sampler must end the turn: those that end a message or a text, and the
@@ -238,7 +244,7 @@ class ChatFormat:
             closed: The response already ends with the token that closes a message.
         """
         ids = self._pieces(self._content(observation), ("", "")).tolist()
-        return ids[1:] if closed else ids
+        return ids[self._closing_end :] if closed else ids
 
     def between(
         self, observation: Observation, before: Past | None = None, after: Past | None = None

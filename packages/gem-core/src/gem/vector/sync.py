@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from gem.contract import check_reset, check_step
+from gem.contract import check_step
 from gem.core import Env
-from gem.executors.held import close_env
+from gem.executors.held import begin, close_env
 from gem.foreign import called, contained
 from gem.vector.base import AutoresetMode, VectorEnv
 
@@ -65,7 +65,7 @@ class SyncVectorEnv(VectorEnv):
                 result: Any = (*step, dict(info))
             else:
                 seed, options = arguments
-                observation, info = check_reset(env.reset(seed=seed, **options))
+                observation, info = begin(env, seed, options)
                 result = observation, dict(info)
         except BaseException as error:
             result = contained(error)

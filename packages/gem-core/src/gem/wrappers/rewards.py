@@ -8,7 +8,11 @@ from gem.parameters import number, positive
 
 
 class ScaleReward(Wrapper):
-    """Multiplies every reward by a positive factor, then adds an offset."""
+    """Multiplies every reward by a positive factor, then adds an offset.
+
+    Where the environment leaves it to the reward whether an episode succeeded, its own reward
+    decides: the last step's info then has `success`.
+    """
 
     def __init__(self, env: Env, factor: float = 1.0, offset: float = 0.0) -> None:
         """Wrap an environment.
@@ -28,6 +32,9 @@ class ScaleReward(Wrapper):
     def step(self, action: str) -> Step:
         """Step the inner environment, then scale and shift its reward."""
         observation, reward, terminated, truncated, info = self.env.step(action)
+        said = info.get("success") is not None or info.get("correct") is not None
+        if (terminated or truncated) and not said:
+            info = {**info, "success": succeeded(reward, terminated, info)}
         return observation, reward * self.factor + self.offset, terminated, truncated, info
 
 

@@ -8,6 +8,7 @@ from gem.contract import refusal
 from gem.core import Env, Info, Observation, Step, Wrapper
 from gem.errors import ConfigurationError, ResetNeededError
 from gem.parameters import integer
+from gem.wrappers.questions import leaves_out
 
 
 class _Turns(Wrapper):
@@ -87,7 +88,9 @@ class Series(_Turns):
     """Asks several questions in a row, with the reward of each one at once.
 
     An episode has `most` inner episodes. Each observation but the first is the next question.
-    `info["success"]` of the last turn says whether all answers were right.
+    `info["success"]` of the last turn says whether all answers were right. Where `Questions` leaves
+    episodes out, those that it plays are counted: finding an episode by its number asks all
+    questions of the seed before it.
     """
 
     def __init__(self, env: Env, most: int = 4) -> None:
@@ -103,10 +106,13 @@ class Series(_Turns):
         super().__init__(env, most)
         self._right = True
         self._key: tuple[int, int] | None = None
+        # Questions of the seed that were asked; None if that is not known.
+        self._asked: int | None = 0
+        self._leaves_out = leaves_out(env)
 
     @property
     def episode_key(self) -> tuple[int, int]:
-        """`(base seed, episode index)`; question 0 of episode e is episode `e * most` inside."""
+        """`(base seed, episode index)`; question 0 of episode e is question `e * most` inside."""
         if self._key is None or self._key[1] < 0:
             raise ResetNeededError("Series: call reset() before anything else")
         return self._key
@@ -114,15 +120,15 @@ class Series(_Turns):
     def seek(self, base_seed: int, episode: int) -> None:
         """Choose the next episode."""
         self.env.seek(base_seed, episode * self.most)
-        self._key = base_seed, episode - 1
+        self._key, self._asked = (base_seed, episode - 1), None
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Begin an episode; the options are those of its first question."""
         episode = 0
         if seed is None and self._key is not None:
             base, episode = self._key[0], self._key[1] + 1
-            self.env.seek(base, episode * self.most)
-        observation, info = self.env.reset(seed=seed, **options)
+            self._find(base, episode * self.most)
+        observation, info = self._ask(seed, **options)
         self._key = self.env.episode_key[0], episode
         self._turn, self._over, self._right = 0, False, True
         return observation, info
@@ -135,8 +141,26 @@ class Series(_Turns):
         info = {**info, "success": self._right}
         if self._over:
             return "", reward, True, False, info
-        return self.env.reset()[0], reward, False, False, info
+        return self._ask()[0], reward, False, False, info
+
+    def _find(self, base: int, question: int) -> None:
+        """Have the inner environment ask a question of a seed next, counted from 0."""
+        if not self._leaves_out:
+            self.env.seek(base, question)
+            return
+        if self._asked is None or self._asked > question:
+            self.env.seek(base, 0)
+            self._asked = 0
+        for _ in range(question - self._asked):
+            self._ask()
+
+    def _ask(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Reset the inner environment and count; after a failure the count is not known."""
+        asked, self._asked = self._asked if seed is None else 0, None
+        result = self.env.reset(seed=seed, **options)
+        self._asked = None if asked is None else asked + 1
+        return result
 
     def _forget(self) -> None:
         super()._forget()
-        self._key = None
+        self._key, self._asked = None, 0

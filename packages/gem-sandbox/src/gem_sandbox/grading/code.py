@@ -270,7 +270,7 @@ def _text(value: Any) -> str:
 
 
 def _same_text(text: str, expected: str) -> bool:
-    """Return whether two outputs are equal but for trailing whitespace and rounded decimals."""
+    """Return whether two outputs have the same words in each line, but for rounded decimals."""
     lines, wanted = _trimmed(text), _trimmed(expected)
     return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
 

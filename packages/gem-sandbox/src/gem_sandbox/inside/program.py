@@ -99,8 +99,10 @@ def remember() -> None:
 
 def prepare(seed: int | None = None) -> ModuleType:
     """Make a program's `__main__` module; seed the random generators."""
-    random: Any = sys.modules.get("random")
-    if random is not None and seed is not None:
+    if seed is not None:
+        # A program that imports it first would seed it from the system.
+        import random
+
         random.seed(seed)
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from gem.contract import refusal
 from gem.core import Env, Info, Observation, Step, known_options
 from gem.errors import ConfigurationError
-from gem.grading.braces import boxed_texts
+from gem.grading.braces import boxed_moves
 from gem.grading.wrapping import readings
 from gem.parameters import flag
 from gem.pictures import painter, parts
 
 Move = TypeVar("Move")
+Guess = TypeVar("Guess")
 
 SUCCESS_REWARD = 1.0
 FORMAT_ERROR_REWARD = -0.1
@@ -174,7 +175,7 @@ class Game(Env, Generic[Move]):
         _ = self.episode_key
 
     def _last_move(self, action: str) -> Move | None:
-        for content in reversed(boxed_texts(action)):
+        for content in boxed_moves(action):
             move = self._parse(content.strip())
             if move is not None:
                 return move
@@ -273,6 +274,35 @@ def fitting(
     if not found:
         raise ConfigurationError(otherwise)
     return found
+
+
+def found_within(
+    turns: int,
+    secrets: Sequence[Guess],
+    guess: Callable[[Sequence[Guess]], Guess],
+    answer: Callable[[Guess, Guess], Any],
+) -> float:
+    """Return the share of secrets that a policy finds within a number of turns.
+
+    Args:
+        turns: Guesses allowed.
+        secrets: What the secret can be, each as likely.
+        guess: The policy: returns its guess, given the secrets that agree with all answers so far.
+        answer: Returns what the player is told of a guess and a secret.
+    """
+    found, waiting = 0, [(secrets, 1)]
+    while waiting:
+        possible, turn = waiting.pop()
+        tried = guess(possible)
+        parts: dict[Any, list[Guess]] = {}
+        for secret in possible:
+            parts.setdefault(answer(tried, secret), []).append(secret)
+        for part in parts.values():
+            if part == [tried]:
+                found += 1
+            elif turn < turns:
+                waiting.append((part, turn + 1))
+    return found / len(secrets)
 
 
 def letters(content: str) -> str | None:

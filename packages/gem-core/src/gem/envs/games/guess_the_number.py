@@ -12,6 +12,8 @@ from gem.parameters import choice, flag, integer, optional
 # 18 digits are more than any range needs and keep echoed guesses short.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _LIMIT = 10**18 - 1
+# Most numbers of a range whose end is drawn.
+_WIDEST = 51
 
 
 class GuessTheNumber(Game[int]):
@@ -76,12 +78,23 @@ class GuessTheNumber(Game[int]):
         self.soft_reward = flag("soft_reward", soft_reward)
         self.prompt = choice("prompt", prompt, ("full", "short"))
 
+    @property
+    def oracle_success(self) -> float:  # type: ignore[override]
+        """Share of the widest possible range that bisection finds within the turns."""
+        low, high = self._given_min, self._given_max
+        if self._given_turns is None:
+            return 1.0
+        numbers = _WIDEST if high is None else high - (1 if low is None else low) + 1
+        if self._given_turns >= numbers.bit_length():
+            return 1.0
+        return float((2**self._given_turns - 1) / numbers)
+
     def _start(self) -> None:
         low, high, turns = self._given_min, self._given_max, self._given_turns
         if low is None:
             low = self.rng.randint(1, 10 if high is None else min(10, high - 1))
         if high is None:
-            high = self.rng.randint(low + 5, low + 50)
+            high = self.rng.randint(low + 5, low + _WIDEST - 1)
         self.min_number, self.max_number = low, high
         self.max_turns = math.ceil(math.sqrt(high - low)) + 1 if turns is None else turns
         self.target = self.rng.randint(low, high)

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from itertools import permutations, product
 from operator import eq
 from random import Random
 
-from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, fitting, integers, refused
+from gem.envs.games.base import (
+    MAX_TURNS,
+    Game,
+    Outcome,
+    boxed,
+    fitting,
+    found_within,
+    integers,
+    refused,
+)
 from gem.parameters import flag, integer, optional
 
 Code = tuple[int, ...]
 
 _MAX_LENGTH = 20
 _MAX_NUMBERS = 99
+_MOST_CODES = 5_000
 
 # `(code_length, num_numbers, max_turns)`: one is drawn when a parameter is left open.
 _CANDIDATES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))
@@ -72,6 +83,15 @@ class Mastermind(Game[Code]):
             otherwise="code_length must be at most num_numbers unless duplicate_numbers=True, "
             f"got code_length={code_length!r} and num_numbers={num_numbers!r}",
         )
+
+    @property
+    def oracle_success(self) -> float:  # type: ignore[override]
+        """Share of the codes that the oracle finds within the turns.
+
+        Where parameters are drawn, the least of theirs. Of more than 5,000 codes it is not computed
+        and counts as 0.0, unless there is a turn for each.
+        """
+        return min(_oracle_finds(self.duplicate_numbers, *each) for each in self._candidates)
 
     def _start(self) -> None:
         drawn = self.rng.choice(self._candidates)
@@ -140,9 +160,7 @@ class Mastermind(Game[Code]):
 
     def _codes(self) -> int:
         """Return how many codes there are."""
-        if self.duplicate_numbers:
-            return int(self.num_numbers**self.code_length)
-        return math.perm(self.num_numbers, self.code_length)
+        return _count(self.duplicate_numbers, self.code_length, self.num_numbers)
 
     def _oracle_move(self) -> str:
         # The first code that agrees with every answer so far; slow for very many codes.
@@ -152,10 +170,25 @@ class Mastermind(Game[Code]):
         raise RuntimeError("no code agrees with the answers")
 
     def _all_codes(self) -> Iterator[Code]:
-        numbers = range(1, self.num_numbers + 1)
-        if self.duplicate_numbers:
-            return product(numbers, repeat=self.code_length)
-        return permutations(numbers, self.code_length)
+        return _all(self.duplicate_numbers, self.code_length, self.num_numbers)
+
+
+def _count(duplicates: bool, length: int, numbers: int) -> int:
+    return int(numbers**length) if duplicates else math.perm(numbers, length)
+
+
+def _all(duplicates: bool, length: int, numbers: int) -> Iterator[Code]:
+    every = range(1, numbers + 1)
+    return product(every, repeat=length) if duplicates else permutations(every, length)
+
+
+@cache
+def _oracle_finds(duplicates: bool, length: int, numbers: int, turns: int) -> float:
+    count = _count(duplicates, length, numbers)
+    if turns >= count or count > _MOST_CODES:
+        return float(turns >= count)
+    codes = tuple(_all(duplicates, length, numbers))
+    return found_within(turns, codes, lambda possible: possible[0], pegs)
 
 
 def pegs(guess: Code, code: Code) -> tuple[int, int]:

@@ -20,7 +20,8 @@ PREVIOUS = "<PREV_PAGE>"
 # As `_parse` returns it.
 _PREVIOUS = "<PREV PAGE>"
 
-_BACKENDS = ("graph", "mw", "kiwix")
+_SERVERS = ("mw", "kiwix")
+_BACKENDS = ("graph", *_SERVERS)
 _MEDIAWIKI_URL = "https://en.wikipedia.org/w/api.php"
 _KIWIX_URL = "http://localhost:8080"
 _UNITS = ("characters", "words", "sentences")
@@ -118,22 +119,26 @@ class WikiGame(Game[str]):
         self.variant = choice("variant", variant, tuple(_RULES))
         kind = choice("backend", backend, _BACKENDS)
         self.min_clicks = integer("min_clicks", min_clicks, 1, min(_MAX_CLICKS, self.max_turns))
+        asking = (
+            integer("query_delay_ms", query_delay_ms, 0, 1000),
+            integer("max_query_attempts", max_query_attempts, 1, 20),
+            flag("query_use_cache", query_use_cache),
+        )
+        attempts = max_query_attempts
         for name, value, owners in (
             ("graph_file", graph_file, ("graph",)),
             ("min_clicks", min_clicks if min_clicks != 1 else None, ("graph",)),
-            ("url", url, ("mw", "kiwix")),
+            ("url", url, _SERVERS),
             ("zimfile", zimfile, ("kiwix",)),
+            ("query_delay_ms", query_delay_ms if query_delay_ms != 25 else None, _SERVERS),
+            ("max_query_attempts", attempts if attempts != 5 else None, _SERVERS),
+            ("query_use_cache", query_use_cache or None, _SERVERS),
         ):
             if value is not None and kind not in owners:
                 raise ConfigurationError(
                     f"{name}={value!r} needs backend {' or '.join(map(repr, owners))}, "
                     f"got backend={backend!r}"
                 )
-        asking = (
-            integer("query_delay_ms", query_delay_ms, 0, 1000),
-            integer("max_query_attempts", max_query_attempts, 1, 20),
-            flag("query_use_cache", query_use_cache),
-        )
         self.backend: GraphBackend | Server
         if kind == "graph":
             self.backend = GraphBackend(graph_file)

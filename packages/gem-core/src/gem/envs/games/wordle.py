@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from gem.envs.games.base import MAX_TURNS, SUCCESS_REWARD, Game, Outcome, boxed, letters, refused
+from gem.envs.games.base import (
+    MAX_TURNS,
+    SUCCESS_REWARD,
+    Game,
+    Outcome,
+    boxed,
+    found_within,
+    letters,
+    refused,
+)
 from gem.envs.games.words import words_of_length
 from gem.parameters import flag, integer, optional
 
@@ -80,6 +89,19 @@ class Wordle(Game[str]):
         lengths = (self._given_length,) if self._given_length else _DRAWN_LENGTHS
         self.vocabulary = optional(
             integer, "vocabulary", vocabulary, 2, min(len(words(length)) for length in lengths)
+        )
+
+    @property
+    def oracle_success(self) -> float:  # type: ignore[override]
+        """Share of the words that the oracle finds within the turns.
+
+        Where the length is drawn, the least of all lengths. Takes up to a few seconds.
+        """
+        return min(
+            _oracle_finds(
+                words(length, self.vocabulary), self.require_word, self._given_turns or 5 * length
+            )
+            for length in ((self._given_length,) if self._given_length else _DRAWN_LENGTHS)
         )
 
     def _start(self) -> None:
@@ -178,6 +200,12 @@ def next_guess(choices: tuple[str, ...], history: Mapping[str, str], require_wor
 @cache
 def _first_guess(choices: tuple[str, ...], require_word: bool) -> str:
     return splitting_guess(choices, choices if require_word else None)
+
+
+@cache
+def _oracle_finds(choices: tuple[str, ...], require_word: bool, turns: int) -> float:
+    allowed = choices if require_word else None
+    return found_within(turns, choices, lambda left: splitting_guess(left, allowed), mark)
 
 
 def splitting_guess(possible: Sequence[str], allowed: Sequence[str] | None) -> str:

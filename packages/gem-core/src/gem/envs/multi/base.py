@@ -11,7 +11,7 @@ from typing import Any
 from gem.core import Info, Observation
 from gem.envs.games.base import boxed
 from gem.errors import ConfigurationError
-from gem.grading.braces import boxed_texts
+from gem.grading.braces import boxed_moves
 from gem.grading.wrapping import readings
 from gem.multi import MultiAgentEnv, MultiStep, require_asked
 
@@ -135,7 +135,7 @@ class Match(MultiAgentEnv):
     def _read(self, agent: str, action: str) -> tuple[str, str]:
         """Return an action's move, and the flag of its fault if it has one."""
         legal = self._options[agent]
-        for content in reversed(boxed_texts(action)):
+        for content in boxed_moves(action):
             moves = [as_move(each) for each in readings(content) if len(each) < 100]
             for move in moves:
                 if move in legal:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gem.envs.multi.base import Match, as_move
 from gem.errors import ConfigurationError
-from gem.grading.braces import boxed_texts
+from gem.grading.braces import find_boxes
 from gem.parameters import text
 from gem.plugins import extra
 
@@ -130,7 +130,9 @@ class OpenSpiel(Match):
     def _read(self, agent: str, action: str) -> tuple[str, str]:
         # Which moves there are depends on the state: what is in the box is a move, legal or not.
         move, fault = super()._read(agent, action)
-        return (move, "invalid_action") if fault and boxed_texts(action) else (move, fault)
+        if fault and any(box.end is not None for box in find_boxes(action)):
+            fault = "invalid_action"
+        return move, fault
 
     def _view(self, agent: str) -> str:
         place = self.agents.index(agent)
