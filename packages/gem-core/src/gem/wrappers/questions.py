@@ -19,8 +19,8 @@ class Questions(Wrapper):
 
     Seeds alone do not hold questions out: a generator asks the same question with many seeds. A
     hash gives each first observation a place from 0 to 1, so parts that do not overlap share no
-    question, in every process and on every machine. The hash is of the whole observation:
-    environments share no question if they differ in nothing that it shows, such as tools.
+    question, in every process and on every machine. The hash is of the whole observation: a prompt
+    with other instructions, such as those of tools, has another place.
 
     Where `eval=True` walks the rows of a data set in order, it walks the rows of this part: the
     seeds 0, 1, 2, … visit each once. The first reset then looks at all rows.
