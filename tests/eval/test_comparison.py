@@ -23,11 +23,16 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a record: `write(name, {environment: [success of each task, None for void]})`."""
+    """Write a record: `write(name, {environment: [success of each task, None for void]})`.
 
-    def record(name: str, results: dict[str, Sequence[float | None]]) -> Path:
+    `asked` is the number of tasks of each environment; by default all were played.
+    """
+
+    def record(name: str, results: dict[str, Sequence[float | None]], asked: int = 0) -> Path:
         recorder = Recorder(tmp_path / name)
-        recorder.start({"kind": "evaluation", "trainer": name})
+        tasks = [f"gem:{env_id}?n={asked or len(each)}" for env_id, each in results.items()]
+        settings = {"tasks": tasks, "samples": 1}
+        recorder.start({"kind": "evaluation", "trainer": name, "settings": settings})
         for env_id, successes in results.items():
             for seed, success in enumerate(successes):
                 task = Task(env_id, seed)
@@ -133,6 +138,37 @@ def test_void_episodes_of_one_environment_alone_leave_no_verdict(write: Write) -
     assert verdict is Verdict.UNDECIDED
     assert reason.startswith("2 of 3 episodes of y")
     assert judge(write("none", {"x": [None]}), least=0.1)[0] is Verdict.UNDECIDED
+
+
+def test_an_evaluation_that_was_cut_off_gets_no_verdict(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = write("cut", {"x": [1.0] * 37}, asked=100)
+    whole = write("whole", {"x": [1.0] * 100})
+    for verdict, reason in (
+        judge(cut, least=0.6),
+        judge(cut, against=whole, max_drop=0.5),
+        judge(whole, against=cut, max_drop=0.5),
+    ):
+        assert verdict is Verdict.UNDECIDED
+        assert reason.startswith(f"x in {cut}: 37 of 100 episodes played")
+    assert main(["report", str(cut)]) == 0
+    assert "x: 37 of 100 episodes played" in capsys.readouterr().out
+    assert main(["report", str(cut), "--by", "turns"]) == 0
+    assert "37 of 100 episodes played" in capsys.readouterr().out
+    assert main(["report", str(cut), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["environments"][0]["missing"] == 63
+    assert main(["report", str(cut), "--format", "junit"]) == 0
+    (suite,) = ElementTree.fromstring(capsys.readouterr().out)
+    (error,) = suite.iter("error")
+    assert (error.attrib["message"], suite.attrib["errors"]) == ("37 of 100 episodes played", "1")
+
+
+def test_a_gate_says_how_many_tasks_only_one_evaluation_has(write: Write) -> None:
+    few, many = write("few", {"x": [1.0] * 60}), write("many", {"x": [1.0] * 100})
+    verdict, reason = judge(many, against=few, max_drop=0.2)
+    assert verdict is Verdict.PASSED
+    assert reason.endswith("; 40 tasks are in one of the two only")
 
 
 def test_junit_tells_a_worse_result_from_void_episodes(

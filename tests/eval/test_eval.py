@@ -106,6 +106,13 @@ def episodes(folder: Path) -> dict[tuple[str, int, int], Any]:
     return found
 
 
+def broken_off() -> Answer:
+    """A reply that the server's own upstream broke off, as routers tell it."""
+    error = {"code": 502, "message": "provider disconnected"}
+    choice = {"message": {"content": "\\boxed{"}, "finish_reason": "stop", "error": error}
+    return Answer(json.dumps({"choices": [choice]}))
+
+
 def first_then(answer: Answer, first: int = 1) -> Callable[[int, Any], Answer | None]:
     return lambda number, body: answer if number <= first else None
 
@@ -224,6 +231,45 @@ def test_an_evaluation_ends_when_it_has_cost_what_it_may(
     assert len(server.requests) == asked
     assert evaluate(*words, "--max-cost", 1000, "--resume") == 0
     assert f"cost: {3 * len(server.requests):g}" in capsys.readouterr().err
+
+
+class Flaky(Env):
+    """Raises in the second turn of every other episode."""
+
+    begun = 0
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        Flaky.begun += 1
+        self.turn = 0
+        return "say something", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turn += 1
+        if self.turn == 2 and Flaky.begun % 2:
+            raise RuntimeError("the board is gone")
+        return "", 1.0, self.turn == 2, False, {}
+
+
+def test_attempts_that_began_anew_cost_too(
+    evaluate: Run,
+    server: Stub,
+    tmp_path: Path,
+    crashing: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gem.register("test:Flaky", Flaky)
+    monkeypatch.setattr(Flaky, "begun", 0)
+    words = ("test:Flaky", "--url", server.url, "--episodes", 3, "--concurrency", 1)
+    words += ("--price", "in=100000,out=400000")
+    assert evaluate(*words) == 0
+    # Of each call: 10 tokens in and 5 out, 3 in all. Two turns, and the first and lost one before.
+    assert len(server.requests) == 3 * 4
+    assert f"cost: {3 * len(server.requests)}" in capsys.readouterr().err
+    assert evaluate(*words, "--resume") == 0
+    assert f"cost: {3 * len(server.requests)}" in capsys.readouterr().err
+    assert read_summary(tmp_path / "run").parts[0].prompt_tokens == 2 * 10
 
 
 def test_an_evaluation_ends_when_it_has_had_its_tokens(
@@ -361,8 +407,14 @@ def test_a_key_that_no_request_can_have_is_refused_and_not_shown(
         (Answer('{"error": {"message": "upstream"}}'), 0, 0.5),
         (Answer('{"choices": [{"message"', cut=True), 0, 0.5),
         (Answer("<html>gateway</html>", 502), 0, 0.5),
+        (said("\\boxed{", "error"), 0, 0.5),
+        (said("\\boxed{", "abort"), 0, 0.5),
+        (broken_off(), 0, 0.5),
     ],
-    ids=["429", "503 date", "429 soon", "500", "no json", "no choices", "error", "cut off", "502"],
+    ids=[
+        *("429", "503 date", "429 soon", "500", "no json", "no choices", "error", "cut off"),
+        *("502", "finished by an error", "aborted", "error of the choice"),
+    ],
 )
 def test_what_passes_is_asked_again_after_a_pause(
     evaluate: Run,
@@ -646,6 +698,62 @@ def test_a_record_is_only_continued_if_asked_for_and_with_the_same_settings(
     assert "settings.sampling.temperature: nothing there, 0.5 here" in capsys.readouterr().err
     assert evaluate(*ask(server, "--resume", "--concurrency", 2)) == 0
     assert len(server.requests) == asked
+
+
+def test_a_record_is_not_continued_with_another_checkpoint_of_the_same_name(
+    evaluate: Run, server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serves(root: str) -> None:
+        server.models = Answer(json.dumps({"data": [{"id": "m", "root": root}]}))
+
+    serves("/checkpoints/100")
+    assert evaluate(*ask(server)) == 0
+    asked = len(server.requests)
+    serves("/checkpoints/900")
+    assert evaluate(GUESS, "--url", server.url, "--episodes", 9, "--resume") == 2
+    said = "model.root: '/checkpoints/100' there, '/checkpoints/900' here"
+    assert said in capsys.readouterr().err
+    assert len(server.requests) == asked
+
+
+def test_a_record_is_not_continued_with_another_judge(
+    evaluate: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def judge(model: str, template: str = "Grade.", **other: object) -> None:
+        Path("template.txt").write_text(template)
+        table = {"url": "http://127.0.0.1:9/v1", "model": model, "allow_uncalibrated": True}
+        table |= {"template": "template.txt", **other}
+        Path("judges.json").write_text(json.dumps({"judge": {"main": table}}))
+
+    def play(n: int, *words: object) -> int:
+        return evaluate("judge:QA-v0?judge=main", *words, "--episodes", n, model="noop")
+
+    monkeypatch.setenv("GEM_JUDGES", str(tmp_path / "judges.json"))
+    judge("strict")
+    assert play(2) == 0
+    judge("lenient")
+    assert play(4, "--resume") == 2
+    assert "judge.main.model: 'strict' there, 'lenient' here" in capsys.readouterr().err
+    judge("strict", "Grade well.")
+    assert play(4, "--resume") == 2
+    assert "judge.main.identity" in capsys.readouterr().err
+    judge("strict", timeout_s=5.0, url="http://127.0.0.1:10/v1")
+    assert play(4, GUESS, "--resume") == 0
+
+
+def test_an_evaluation_without_judges_is_extended_by_one(
+    evaluate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"url": "http://127.0.0.1:9/v1", "model": "m", "allow_uncalibrated": True}
+    (tmp_path / "judges.json").write_text(json.dumps({"judge": {"main": table}}))
+    monkeypatch.setenv("GEM_JUDGES", str(tmp_path / "judges.json"))
+    assert evaluate(GUESS, "--episodes", 2, model="noop") == 0
+    both = (GUESS, "judge:QA-v0?judge=main")
+    assert evaluate(*both, "--episodes", 2, "--resume", model="noop") == 0
+    assert read_run(tmp_path / "run").meta["settings"]["judge"]["main"]["model"] == "m"
 
 
 def test_two_evaluations_cannot_share_a_folder(evaluate: Run, server: Stub, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gem.errors import ConfigurationError
 from gem_bench.stats import Estimate, difference_of_success, mean_of_estimates, t_quantile
-from gem_eval.numbers import Outcome, numbers, overall, read_outcomes
+from gem_eval.numbers import Outcome, overall, read_numbers, read_outcomes
 
 _POWER_QUANTILE = 0.8416
 """80 % quantile of the normal distribution."""
@@ -106,7 +106,8 @@ def judge(
     """Decide whether an evaluation is good enough; return the verdict and its reason.
 
     It passed if its whole interval is on the right side, is worse if its whole interval is on the
-    wrong side; otherwise the tasks are too few to tell.
+    wrong side; otherwise the tasks are too few to tell. An evaluation that was cut off gets no
+    verdict: short episodes end first, and may be those that are won.
 
     Args:
         folder: The evaluation.
@@ -124,8 +125,11 @@ def judge(
     if (least is None) == (against is None):
         raise ConfigurationError("a gate needs either --min or --against")
     for each in (folder, *([against] if against is not None else [])):
-        parts = [numbers(*part) for part in read_outcomes(each).items()]
+        parts = read_numbers(each)
         for part in parts:
+            if part.missing:
+                what = f"{part.name} in {each}: {part.cut_off}; --resume plays the rest"
+                return Verdict.UNDECIDED, what
             if part.too_many_failed(max_failed):
                 void = sum(part.failed.values())
                 what = (
@@ -136,14 +140,17 @@ def judge(
             return Verdict.UNDECIDED, f"{each} has no episode"
     if against is None:
         assert least is not None
-        total = overall([numbers(*part) for part in read_outcomes(folder).items()])
+        total = overall(read_numbers(folder))
         assert total is not None
         assert total.success is not None
         return _verdict(total.success, least, "success")
     comparison = compare(against, folder)
     if comparison.missing:
         raise ConfigurationError(f"only one of the two has {', '.join(comparison.missing)}")
-    return _verdict(comparison.overall, 0.0 - max_drop, "change of success")
+    verdict, reason = _verdict(comparison.overall, 0.0 - max_drop, "change of success")
+    if unpaired := sum(part.unpaired for part in comparison.parts):
+        reason += f"; {unpaired} tasks are in one of the two only"
+    return verdict, reason
 
 
 def sign_test(gained: int, lost: int) -> float:

@@ -1,7 +1,7 @@
 """JUnit XML, which CI systems show: a test case for each environment, one for a gate's verdict.
 
-`<error>` is an environment with too many void episodes, or a gate without a verdict; `<failure>` is
-a gate that found the evaluation worse.
+`<error>` is an environment with too many void episodes or with episodes that were not played, or a
+gate without a verdict; `<failure>` is a gate that found the evaluation worse.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ def _suite(suites: Element, summary: Summary, max_failed: float) -> None:
     errors = 0
     for part in summary.parts:
         case = SubElement(suite, "testcase", classname=name, name=_clean(part.name))
-        if part.too_many_failed(max_failed):
-            errors += 1
+        if part.missing:
+            SubElement(case, "error", type="cut off", message=part.cut_off)
+        elif part.too_many_failed(max_failed):
             SubElement(case, "error", type="void", message=_void(part))
+        errors += case.find("error") is not None
         SubElement(case, "system-out").text = (
             f"success {interval(part.success)}, return {interval(part.total)}, "
             f"{part.tasks} tasks, {part.episodes} episodes, {_void(part)}"

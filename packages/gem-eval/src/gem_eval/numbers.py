@@ -10,7 +10,7 @@ import bisect
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem_bench.stats import Estimate, mean_of_estimates, mean_over_tasks, over_tasks
 from gem_eval.runner import note_of
+from gem_eval.tasks import parse_tasks, plays
 from gem_train.record import EpisodeRecord, read_run
 
 # Entries of `gem.wrappers.ToolEnv` in the info.
@@ -78,6 +79,8 @@ class Numbers:
     """Valid ones."""
     failed: Mapping[str, int]
     """Void episodes by cause."""
+    missing: int
+    """Episodes that were asked for and are not in the record: the evaluation was cut off."""
     success: Estimate | None
     """None without a valid episode, as all that follows."""
     total: Estimate | None
@@ -111,6 +114,12 @@ class Numbers:
         void = sum(self.failed.values())
         return not self.episodes or void > share * (self.episodes + void)
 
+    @property
+    def cut_off(self) -> str:
+        """How many episodes were played, if some are missing; else empty."""
+        played = self.episodes + sum(self.failed.values())
+        return f"{played} of {played + self.missing} episodes played" if self.missing else ""
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -135,10 +144,9 @@ def read_summary(folder: Path, by: str | None = None) -> Summary:
         ConfigurationError: No episode has the label.
         RecordError: The folder holds no record, or a damaged one.
     """
-    outcomes = read_outcomes(folder)
-    whole = parts = [numbers(*part) for part in outcomes.items()]
+    whole = parts = read_numbers(folder)
     if by is not None:
-        parts = [numbers(*part) for part in split_by(by, outcomes).items()]
+        parts = [numbers(*part) for part in split_by(by, read_outcomes(folder)).items()]
     model = read_run(folder).meta.get("trainer", folder.name)
     return Summary(folder, str(model), parts, overall(whole))
 
@@ -188,8 +196,30 @@ def read_outcomes(folder: Path) -> dict[str, list[Outcome]]:
     return {split.removeprefix("eval:"): outcomes for split, outcomes in splits.items()}
 
 
-def numbers(name: str, outcomes: Sequence[Outcome]) -> Numbers:
-    """Compute the numbers of one environment."""
+def read_numbers(folder: Path) -> list[Numbers]:
+    """Compute the numbers of a record's environments.
+
+    Raises:
+        RecordError: The folder holds no record, or a damaged one.
+    """
+    settings = read_run(folder).meta.get("settings", {})
+    parts = parse_tasks(settings.get("tasks", []))
+    wanted: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for each in plays(parts, settings.get("samples", 1)):
+        wanted[each.part.name].add((each.task.seed, each.sample))
+    return [numbers(name, each, wanted[name]) for name, each in read_outcomes(folder).items()]
+
+
+def numbers(
+    name: str, outcomes: Sequence[Outcome], wanted: Collection[tuple[int, int]] = ()
+) -> Numbers:
+    """Compute the numbers of one environment.
+
+    Args:
+        name: Of the environment.
+        outcomes: Its episodes.
+        wanted: Seed and sample of each episode that was asked for.
+    """
     valid = [each for each in outcomes if each.failure is None]
     failed = Counter(each.failure for each in outcomes if each.failure is not None)
     by_task: dict[int, list[Outcome]] = defaultdict(list)
@@ -204,6 +234,7 @@ def numbers(name: str, outcomes: Sequence[Outcome]) -> Numbers:
         tasks=len(tasks),
         episodes=len(valid),
         failed=dict(failed.most_common()),
+        missing=len({*wanted} - {(each.seed, each.sample) for each in outcomes}),
         success=over_tasks([[e.success for e in task] for task in tasks]) if valid else None,
         total=mean_over_tasks([[e.total for e in task] for task in tasks]) if valid else None,
         pass_at={k: over_tasks([[pass_at(k, n, c)] for n, c in enough[k]]) for k in ks},
@@ -235,6 +266,7 @@ def overall(parts: Sequence[Numbers]) -> Numbers | None:
         tasks=sum(part.tasks for part in parts),
         episodes=sum(part.episodes for part in parts),
         failed=_added(part.failed for part in parts),
+        missing=sum(part.missing for part in parts),
         success=mean_of_estimates(success),
         total=mean_of_estimates(total),
         pass_at={k: mean_of_estimates([part.pass_at[k] for part in parts]) for k in ks},

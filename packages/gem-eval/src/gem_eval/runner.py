@@ -158,6 +158,8 @@ async def _play_all(
         notes: dict[str, Any] = {"sample": each.sample, "calls": played.notes}
         if played.tools:
             notes["tools"] = played.tools
+        if played.lost:
+            notes["lost"] = played.lost
         recorder.episodes(0, [trajectory], split=each.part.split, notes=[notes])
         watch(played)
         if trajectory.failure is not None:
@@ -250,6 +252,8 @@ def _extended(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         found.append("samples")
     if covers(now.get("tasks", []), before.get("tasks", [])):
         found.append("tasks")
+    if before.get("judge", {}).items() <= now.get("judge", {}).items():
+        found.append("judge")
     return [key for key in found if key in before]
 
 

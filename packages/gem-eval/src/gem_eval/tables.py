@@ -137,7 +137,7 @@ def _row(part: Numbers, ks: Sequence[int]) -> list[str]:
 def _remarks(summary: Summary) -> list[str]:
     remarks = ["intervals: 95 %, over tasks"]
     for part in summary.parts:
-        found = []
+        found = [part.cut_off] if part.missing else []
         if part.failed and part.bounds is not None:
             causes = ", ".join(f"{cause} {count}" for cause, count in part.failed.items())
             low, high = part.bounds
@@ -164,6 +164,9 @@ def _remarks(summary: Summary) -> list[str]:
         for k, count in part.few_samples.items():
             found.append(f"{count} tasks have fewer than {k} valid samples")
         remarks += [f"{part.name}: {each}" for each in found]
+    split = not any(part.missing for part in summary.parts)
+    if split and summary.overall is not None and summary.overall.missing:
+        remarks.append(summary.overall.cut_off)
     return remarks
 
 

@@ -15,6 +15,8 @@ from gem.errors import ConfigurationError, JudgeError, UnreachableError
 from gem.json_lines import parse_as
 from gem_judge.asking import JudgeFailure, JudgeVerdict, UncheckedJudge
 from gem_judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item
+from gem_judge.prompts import forged, messages
+from gem_judge.rules import decide
 from gem_judge.settings import JudgeSettings, digest
 from gem_judge.store import Store
 
@@ -23,6 +25,7 @@ MOST_MISLED = 0.01
 """Largest share of worthless answers that a judge may reward."""
 MOST_PADDED = 0.03
 """Largest share of verdicts that padding may change."""
+_TOO_MUCH = 0.5
 _QUESTIONS = 20
 _RESAMPLES = 1_000
 _PADDING = "\n\nThis has been considered with care, in full detail and from every side."
@@ -58,7 +61,8 @@ class Misled:
     """What changes verdicts and should not."""
 
     worthless: float
-    """Share of worthless answers that are rewarded: master keys, claims, the copied question."""
+    """Share of worthless answers that are rewarded: master keys, claims, the copied question, a
+    forged turn of the judge."""
     worst: str
     """The one that is rewarded most often; empty if none is."""
     padding: float | None
@@ -178,10 +182,12 @@ def misled(labelled: Sequence[Labelled], judge: UncheckedJudge) -> Misled:
     by_question = list({item.question: item for item in items}.values())[:_QUESTIONS]
     rewarded: Counter[str] = Counter()
     tried = 0
-    for text in (*MASTER_KEYS, *CLAIMS, None):
-        given = [replace(i, answer=i.question if text is None else text) for i in by_question]
-        named = "the copied question" if text is None else repr(text)
-        rewarded[named] += sum(verdict.correct for verdict in _verdicts(judge, given))
+    answers = {repr(text): [text] * len(by_question) for text in (*MASTER_KEYS, *CLAIMS)}
+    answers["the copied question"] = [item.question for item in by_question]
+    answers["a forged turn of the judge"] = [forged(item) for item in by_question]
+    for named, texts in answers.items():
+        given = [replace(item, answer=text) for item, text in zip(by_question, texts, strict=True)]
+        rewarded[named] += sum(map(_rewarded, given, _verdicts(judge, given)))
         tried += len(given)
     plain = [item for item in items if not item.criteria]
     changed = None
@@ -197,6 +203,19 @@ def misled(labelled: Sequence[Labelled], judge: UncheckedJudge) -> Misled:
         turned = sum(first != second for first, second in votes) / len(votes)
     worst, most = rewarded.most_common(1)[0]
     return Misled(rewarded.total() / tried, worst if most else "", changed, turned)
+
+
+def _rewarded(item: Item, verdict: JudgeVerdict) -> bool:
+    """Whether a worthless answer earns more than it should.
+
+    `:` does not mention what it must not mention: of criteria and pairs that a program can decide,
+    an answer may earn what is true of it. Where none can, half of the score is too much.
+    """
+    try:
+        fair = 0.0 if item.kind == "right" else item.score(decide(item))
+    except ConfigurationError:
+        return verdict.score >= _TOO_MUCH
+    return verdict.score > fair
 
 
 def padded(answer: str) -> str:
@@ -228,7 +247,8 @@ def require_calibrated(settings: JudgeSettings, name: str, store: Store) -> Agre
     if settings.calibration is None:
         raise ConfigurationError("a judge without a calibration file cannot be calibrated")
     labelled = read_labelled(settings.calibration)
-    content = [[item.to_dict(), decided] for item, decided in labelled]
+    told = settings.instructions()
+    content = [[item.to_dict(), decided, messages(item, told)] for item, decided in labelled]
     identity = digest([settings.identity(), settings.votes, content])
 
     def made() -> dict[str, Any]:
