@@ -106,6 +106,13 @@ def episodes(folder: Path) -> dict[tuple[str, int, int], Any]:
     return found
 
 
+def broken_off() -> Answer:
+    """A reply that the server's own upstream broke off, as routers tell it."""
+    error = {"code": 502, "message": "provider disconnected"}
+    choice = {"message": {"content": "\\boxed{"}, "finish_reason": "stop", "error": error}
+    return Answer(json.dumps({"choices": [choice]}))
+
+
 def first_then(answer: Answer, first: int = 1) -> Callable[[int, Any], Answer | None]:
     return lambda number, body: answer if number <= first else None
 
@@ -361,8 +368,14 @@ def test_a_key_that_no_request_can_have_is_refused_and_not_shown(
         (Answer('{"error": {"message": "upstream"}}'), 0, 0.5),
         (Answer('{"choices": [{"message"', cut=True), 0, 0.5),
         (Answer("<html>gateway</html>", 502), 0, 0.5),
+        (said("\\boxed{", "error"), 0, 0.5),
+        (said("\\boxed{", "abort"), 0, 0.5),
+        (broken_off(), 0, 0.5),
     ],
-    ids=["429", "503 date", "429 soon", "500", "no json", "no choices", "error", "cut off", "502"],
+    ids=[
+        *("429", "503 date", "429 soon", "500", "no json", "no choices", "error", "cut off"),
+        *("502", "finished by an error", "aborted", "error of the choice"),
+    ],
 )
 def test_what_passes_is_asked_again_after_a_pause(
     evaluate: Run,

@@ -16,6 +16,8 @@ from gem_eval.server import Server
 
 Message = dict[str, Any]
 
+_FAILED = ("error", "abort")
+"""Values of `finish_reason` after which a text is not the model's reply."""
 VLLM_IDS = "return_token_ids, which vLLM has since 0.10.2"
 
 
@@ -121,6 +123,8 @@ def _parsed(may_call: bool, data: Any) -> Reply:
     message = choice["message"]
     refusal = message.get("refusal")
     finish = choice.get("finish_reason")
+    if finish in _FAILED or choice.get("error"):
+        raise ValueError(f"the server broke the reply off: {choice.get('error') or finish}")
     text, thought = _split(_content(message.get("content") or refusal))
     calls = native.calls_of(message) if may_call else []
     note = {

@@ -1,7 +1,8 @@
 """`Server`: asks a model's server over HTTP; tells its failures apart.
 
-- 408, 425, 429, 5xx, no connection, a time limit, an answer that is cut off or has no reply: the
-  server is asked again with back-off, or when `Retry-After` says; in the end `ServerError`.
+- 408, 425, 429, 5xx, no connection, a time limit, an answer that is cut off, has no reply or says
+  that the reply was broken off: the server is asked again with back-off, or when `Retry-After`
+  says; in the end `ServerError`.
 - 400, 413 or 422 about the length of the context: `ContextOverflowError`, not asked again.
 - Any other status than 200 (401, 404, ...): `ConfigurationError` with the server's words.
 
