@@ -18,6 +18,7 @@ from boxes_attacks import ATTACKS, FINISH, LINK_TO_HOST, played, solved, write_t
 import gem
 from gem.blame import cause_of
 from gem.errors import ConfigurationError, UnknownParameterError, UnreachableError
+from gem_box.box import PATH
 from gem_box.cli import main as harbor
 from gem_box.env import HarborEnv, call
 from gem_box.sample import sample_folder
@@ -46,6 +47,64 @@ def test_an_attack_earns_nothing(tiny: str, tmp_path: Path, attack: str) -> None
     with gem.make(f"harbor:{write_task(tmp_path, tiny)}") as env:
         assert solved(env) == 1.0
         assert played(env, ATTACKS[attack])[0] == 0.0
+
+
+_TOOL = (
+    "mkdir -p /opt/venv/bin /opt/venv/lib && echo 'got=$(cat /app/answer.txt)' > /opt/venv/lib/got "
+    "&& printf '#!/bin/bash\\n. /opt/venv/lib/got; echo $got\\n' > /opt/venv/bin/got && "
+    "chmod 755 /opt/venv/bin/got && ln -s venv /opt/current"
+)
+_FORGE = "printf '#!/bin/bash\\necho 84' > /opt/venv/bin/got; chmod 755 /opt/venv/bin/got"
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        _FORGE,
+        "cp /usr/bin/bash /opt/venv/bin/cat; printf 'got=84\\n' > /opt/venv/lib/got",
+        f"rm -r /opt/venv; mkdir -p /opt/venv/bin; {_FORGE}",
+        f"cp -r /opt/venv /root/venv; rm -r /opt/venv; ln -s /root/venv /opt/venv; {_FORGE}",
+        f"rm /opt/current; cp -r /opt/venv /opt/current; {_FORGE.replace('venv', 'current')}",
+        f"cp -r /opt /root/opt; rm -r /opt; ln -s /root/opt /opt; {_FORGE}",
+    ],
+    ids=["program", "loaded", "folder anew", "link", "link replaced", "link above"],
+)
+def test_the_tests_find_the_images_programs_also_outside_of_the_system(
+    tiny: str, tmp_path: Path, attack: str
+) -> None:
+    dockerfile = f"FROM {tiny}\nENV PATH=/opt/current/bin:$PATH\nWORKDIR /app\nRUN {_TOOL}\n"
+    test = '#!/bin/bash\n[ "$(got)" = 84 ] && echo 1 > /logs/verifier/reward.txt\n'
+    task = write_task(
+        tmp_path,
+        tiny,
+        environment__Dockerfile=dockerfile,
+        tests__test_sh=test,
+        solution__solve_sh="#!/bin/bash\necho 84 > answer.txt\n",
+    )
+    with gem.make(f"harbor:{task}") as env:
+        assert solved(env) == 1.0
+        assert played(env, "echo 83 > answer.txt", attack)[0] == 0.0
+
+
+def test_the_folder_of_the_work_stays_and_the_tests_look_for_nothing_there(
+    tiny: str, tmp_path: Path
+) -> None:
+    dockerfile = (
+        f"FROM {tiny}\nENV PATH=/app:/app/bin:$PATH\nENV PYTHONPATH=/app/src\nWORKDIR /app\n"
+        "RUN mkdir bin src lib; echo 1 > src/start\n"
+    )
+    test = (
+        "#!/bin/bash\ncat /app/lib/new /app/src/start /app/bin/cat /app/cat\n"
+        'echo "$PATH $PYTHONPATH"; echo 1 > /logs/verifier/reward.txt\n'
+    )
+    task = write_task(tmp_path, tiny, environment__Dockerfile=dockerfile, tests__test_sh=test)
+    with gem.make(f"harbor:{task}") as env:
+        write = "for each in lib/new src/start bin/cat cat; do echo $each > $each; chmod 755 $each;"
+        _, info = played(env, f"{write} done")
+    lines = str(info["tests"]).splitlines()
+    assert lines[:2] == ["lib/new", "src/start"]
+    assert "/app/bin/cat: No such file" in lines[2]
+    assert lines[3:] == ["cat", "/app/bin:" + PATH + " "]
 
 
 def test_forged_programs_earn_where_the_system_stays_as_it_is(tiny: str, tmp_path: Path) -> None:

@@ -93,8 +93,16 @@ class Box(Protocol):
             At most `most + 1` bytes; None if there is no such file.
         """
 
-    def restart(self, pristine: Sequence[str] = ()) -> None:
-        """End all processes; files stay, but these folders of the root are the image's again."""
+    def restart(self, pristine: Sequence[str] = ()) -> list[str]:
+        """End all processes; files stay, but these folders are the image's again.
+
+        With a folder of programs comes what they load: `lib` and the like beside `bin`, and the
+        programs that it has links to.
+
+        Returns:
+            The folders that could not be put back: one that has the box's folder in it, or below a
+            folder in whose place the box has put something else.
+        """
 
     def close(self) -> None:
         """End all processes and forget the files; safe to repeat."""

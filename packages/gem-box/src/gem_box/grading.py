@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ _VERIFIER = "/logs/verifier"
 _MOST = 1 << 16
 # What a policy may have left in its home is none of the tests' Python.
 _ENVIRONMENT = {"PYTHONNOUSERSITE": "1"}
+_SEARCHED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
+"""Variables that say in which folders programs and libraries are looked for."""
 _TESTS = "chmod +x /tests/test.sh && exec /tests/test.sh"
 
 
@@ -47,7 +50,8 @@ def grade(
     Args:
         task: The task.
         box: A box in which a policy has worked.
-        pristine: Folders that are put back to what the image has.
+        pristine: Folders that are put back to what the image has, with those in which the tests
+            look for programs and libraries; empty: everything stays.
         reward_key: The number of reward.json that is the reward; None: `reward`, or the only one.
 
     Raises:
@@ -55,13 +59,17 @@ def grade(
         ConfigurationError: The tests write numbers, and none has the name of the reward.
         UnreachableError: The box is gone.
     """
+    env = {**box.env, **_ENVIRONMENT, **task.env("verifier")}
+    searched = _searched(env, box.workdir) if pristine else {}
+    restored = [*pristine, *(each for folders in searched.values() for each in folders)]
     for alone in (False, True):
-        box.restart(pristine)
+        kept = box.restart(restored)
         box.put(task.path / "tests", "/tests", fresh=True)
         box.put(None, _VERIFIER, fresh=True)
         try:
             with Core(alone=alone) as core:
-                env = {**_ENVIRONMENT, **task.env("verifier")}
+                for name, folders in searched.items():
+                    env[name] = ":".join(each for each in folders if each not in kept)
                 argv = ["/bin/sh", "-c", _TESTS]
                 before = box.tries()
                 ran = box.execute(argv, task.tests_s, env=env, core=core)
@@ -80,6 +88,21 @@ def grade(
     except DataError as error:
         return Graded(0.0, {}, str(error), output, reached_out)
     return Graded(reward_of(task.name, rewards, reward_key), rewards, "", output, reached_out)
+
+
+def _searched(env: Mapping[str, str], workdir: str) -> dict[str, list[str]]:
+    """Return the folders, by variable, in which the tests may look if they are the image's.
+
+    Libraries below the folder in which the policy works are its work, and relative folders depend
+    on it: the tests do without.
+    """
+    found = {}
+    for name in env.keys() & _SEARCHED:
+        folders = [os.path.normpath(each) for each in env[name].split(":") if each.startswith("/")]
+        if name != "PATH" and workdir != "/":
+            folders = [each for each in folders if not each.startswith(f"{workdir}/")]
+        found[name] = folders
+    return found
 
 
 def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:

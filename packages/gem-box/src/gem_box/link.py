@@ -83,24 +83,34 @@ class Link:
             self.close()
             raise
 
-    def begin(self, pristine: Sequence[str], more_mb: int = 0, more_files: int = 0) -> None:
+    def begin(
+        self, pristine: Sequence[str], work: str = "", more_mb: int = 0, more_files: int = 0
+    ) -> list[str]:
         """Begin the box, or begin it again with its files; all processes of before end.
 
         Args:
-            pristine: Folders of the root that are to be as in the image.
+            pristine: Folders that are to be as in the image.
+            work: The folder in which the box works, which stays.
             more_mb: Room that the box gets on top, in MB.
             more_files: The same in files.
+
+        Returns:
+            The folders of `pristine` that could not be put back.
         """
         self._leave()
         self._first, theirs = pair()
         with theirs:
-            request = {"pristine": list(pristine), "more_mb": more_mb, "more_files": more_files}
+            request = {"pristine": list(pristine), "work": work}
+            request |= {"more_mb": more_mb, "more_files": more_files}
             self._tell_keeper(request, [theirs.fileno()])
-        self.pid = self._hear_keeper()["pid"]
+        begun = self._hear_keeper()
+        self.pid = begun["pid"]
         message, descriptors = _heard(self._first)
         if not descriptors:
             raise UnreachableError(f"no box can be started: {message.get('error')}; {_NEEDS}")
         [self.root] = descriptors
+        kept: list[str] = begun["kept"]
+        return kept
 
     def spawn(
         self, argv: Sequence[str], cwd: str, env: Mapping[str, str], ends: Sequence[int]

@@ -261,10 +261,10 @@ class OverlayBox:
                 count += sum(int(x.split()[1]) for x in lines if "OutNoRoutes" in x)
         return count
 
-    def restart(self, pristine: Sequence[str] = ()) -> None:
+    def restart(self, pristine: Sequence[str] = ()) -> list[str]:
         """End all processes; see `Box.restart`. The box gets some more room for files."""
         self._leave_shell()
-        self.link.begin(pristine, _MORE_MB, _MORE_FILES)
+        return self.link.begin(pristine, self.workdir, _MORE_MB, _MORE_FILES)
 
     def close(self) -> None:
         """End all processes and forget the files; safe to repeat."""

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 # In the keeper's own mount namespace, on which it mounts memory.
 _PLACE = "/tmp"
 _ROOT, _BASE, _ASIDE = f"{_PLACE}/root", f"{_PLACE}/base", f"{_PLACE}/aside"
+# The image without what the box made of it; an overlay of one layer needs a second one.
+_IMAGE, _NOTHING = f"{_PLACE}/image", f"{_PLACE}/nothing"
+# What programs in `bin` or `sbin` load from beside it.
+_LOADED = ("bin", "sbin", "lib", "lib32", "lib64", "libexec")
+_MOST_LINKS = 40
 # When memory is short, the kernel ends a box before the caller's processes.
 _SOONER = "500"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -96,7 +101,7 @@ class _Keeper:
         kernel.loopback()
         kernel.mount("none", "/", None, kernel.PRIVATE | kernel.REC)
         kernel.mount("box", _PLACE, "tmpfs", kernel.NOSUID | kernel.NODEV, self._size())
-        for name in (_ROOT, _BASE, _ASIDE):
+        for name in (_ROOT, _BASE, _ASIDE, _IMAGE, _NOTHING):
             os.mkdir(name)
         self.changes = f"/proc/self/fd/{upper}" if request["upper"] else _PLACE
         for name in ("upper", "work"):
@@ -123,23 +128,58 @@ class _Keeper:
                 if pid:
                     self._end(pid)
                     pid = 0
-                for name in request["pristine"]:
-                    self._restore(name)
+                kept = self._restore(request["pristine"], request["work"].strip("/"))
                 self.request["mb"] += request["more_mb"]
                 self.request["files"] += request["more_files"]
                 self._mount()
                 pid = self._begin(descriptors[0])
                 close(descriptors)
-                send(self.channel, {"pid": pid})
+                send(self.channel, {"pid": pid, "kept": kept})
         finally:
             if pid:
                 self._end(pid)
 
-    def _restore(self, name: str) -> None:
-        """Put what the box made of a folder of the image aside."""
-        with contextlib.suppress(FileNotFoundError):
-            self.begun += 1
-            os.rename(f"{self.changes}/upper/{name}", f"{_ASIDE}/{self.begun}")
+    def _restore(self, folders: Sequence[str], work: str) -> list[str]:
+        """Put folders back to what the image has; return those that cannot be put back.
+
+        The folder in which the box works, `work`, stays, and what the box put in place of a folder
+        of the image stays, too: both hold more than what is to be put back.
+        """
+        if not folders:
+            return []
+        options = f"lowerdir={self.lower}:{_NOTHING},userxattr"
+        kernel.mount("overlay", _IMAGE, "overlay", kernel.NODEV, options)
+        try:
+            kept = []
+            for folder in folders:
+                *links, end = _way(folder)
+                if not all(self._put_back(place, work) for place in (*links, end)):
+                    kept.append(folder)
+                elif end.split("/")[0] not in folders:
+                    for place in _loaded(end, work):
+                        self._put_back(place, work)
+            return kept
+        finally:
+            kernel.unmount(_IMAGE)
+
+    def _put_back(self, place: str, work: str) -> bool:
+        """Put what the box made of a place aside; return whether it is as in the image."""
+        if not place or _holds(place, work):
+            return False
+        mine, image = f"{self.changes}/upper", _IMAGE
+        parts = place.split("/")
+        for number, part in enumerate(parts, 1):
+            mine, image = f"{mine}/{part}", f"{image}/{part}"
+            if not os.path.lexists(mine):
+                break
+            folder = os.path.isdir(mine) and not os.path.islink(mine)
+            if number < len(parts) and os.path.isdir(image) and (not folder or _opaque(mine)):
+                return False
+            if number == len(parts) or not folder:
+                self.begun += 1
+                os.rename(mine, f"{_ASIDE}/{self.begun}")
+                break
+        return True
 
     def _mount(self) -> None:
         kernel.mount(
@@ -192,6 +232,61 @@ class _Keeper:
             os.kill(pid, signal.SIGKILL)
         os.waitpid(self.parent, 0)
         kernel.unmount(_ROOT)
+
+
+def _way(path: str) -> list[str]:
+    """Return the links of the image that a path leads through, and where it ends."""
+    links: list[str] = []
+    at: list[str] = []
+    parts = path.split("/")[::-1]
+    while parts:
+        part = parts.pop()
+        if part == "..":
+            at = at[:-1]
+        elif part not in ("", "."):
+            at.append(part)
+            place = "/".join(at)
+            if os.path.islink(f"{_IMAGE}/{place}") and len(links) < _MOST_LINKS:
+                links.append(place)
+                target = os.readlink(f"{_IMAGE}/{place}")
+                at = [] if target.startswith("/") else at[:-1]
+                parts += target.split("/")[::-1]
+    return [*links, "/".join(at)]
+
+
+def _loaded(folder: str, work: str) -> list[str]:
+    """Return what the programs of a folder of the image load, and the programs it has links to."""
+    found = _beside(folder, work)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"{_IMAGE}/{folder}"):
+            *links, end = _way(f"{folder}/{name}")
+            if links and not _holds(work, end):
+                above = os.path.dirname(end)
+                found += _beside(above, work) or [end]
+    return found
+
+
+def _beside(folder: str, work: str) -> list[str]:
+    prefix, _, name = folder.rpartition("/")
+    if name not in ("bin", "sbin") or not prefix or _holds(prefix, work):
+        return []
+    places = [f"{prefix}/{each}" for each in _LOADED]
+    here = [each for each in places if os.path.lexists(f"{_IMAGE}/{each}")]
+    # It tells Python where its library is.
+    return [*here, f"{prefix}/pyvenv.cfg"]
+
+
+def _holds(folder: str, place: str) -> bool:
+    """Whether a folder that is not the root is a place or above it."""
+    return bool(folder) and f"{place}/".startswith(f"{folder}/")
+
+
+def _opaque(folder: str) -> bool:
+    """Whether a folder of the changes hides what the image has there."""
+    try:
+        return os.getxattr(folder, "user.overlay.opaque") == b"y"
+    except OSError:
+        return False
 
 
 def _map_self(uid: int, gid: int) -> None:
