@@ -661,6 +661,22 @@ def test_a_record_is_only_continued_if_asked_for_and_with_the_same_settings(
     assert len(server.requests) == asked
 
 
+def test_a_record_is_not_continued_with_another_checkpoint_of_the_same_name(
+    evaluate: Run, server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serves(root: str) -> None:
+        server.models = Answer(json.dumps({"data": [{"id": "m", "root": root}]}))
+
+    serves("/checkpoints/100")
+    assert evaluate(*ask(server)) == 0
+    asked = len(server.requests)
+    serves("/checkpoints/900")
+    assert evaluate(GUESS, "--url", server.url, "--episodes", 9, "--resume") == 2
+    said = "model.root: '/checkpoints/100' there, '/checkpoints/900' here"
+    assert said in capsys.readouterr().err
+    assert len(server.requests) == asked
+
+
 def test_two_evaluations_cannot_share_a_folder(evaluate: Run, server: Stub, tmp_path: Path) -> None:
     server.answer = lambda number, body: time.sleep(0.2)
     words = [*map(str, ask(server)), "--model", "openai:m", "--out", "run"]

@@ -296,7 +296,7 @@ def test_vllm_is_asked_by_messages_and_says_the_tokens(
         assert [turn.context_ids for turn in turns] == [[1, 2], [3], [1, 2, 100, 3, 7, 9, 4]]
         assert {tuple(turn.response_ids) for turn in turns} == {(7, 9)}
         assert len(trajectory.training_rows()) == 2
-    assert read_run(tmp_path / "run").meta["model"] == {"tier": "messages"}
+    assert read_run(tmp_path / "run").meta["model"] == {"tier": "messages", "engine": "vllm"}
 
 
 def test_messages_without_tokens_are_refused_if_they_were_demanded(
@@ -313,7 +313,7 @@ def test_an_older_vllm_is_asked_by_text(
     server.serves("vllm", CONTEXT, version)
     assert evaluate(by=None) == 0
     assert "return_token_ids" not in server.requests[0]
-    assert read_run(tmp_path / "run").meta["model"] == {"tier": "text"}
+    assert read_run(tmp_path / "run").meta["model"] == {"tier": "text", "engine": "vllm"}
 
 
 def test_a_proxy_that_does_not_say_vllms_version_is_asked_by_text_or_tokens(
@@ -321,7 +321,7 @@ def test_a_proxy_that_does_not_say_vllms_version_is_asked_by_text_or_tokens(
 ) -> None:
     server.version = Answer("", 404)
     assert evaluate(by=None) == 0
-    assert read_run(tmp_path / "run").meta["model"] == {"tier": "text"}
+    assert read_run(tmp_path / "run").meta["model"] == {"tier": "text", "engine": "vllm"}
     assert evaluate("--out", "tokens") == 0
     budget = read_run(tmp_path / "tokens").meta["model"]["budget"]
     assert budget["context_tokens"] == CONTEXT

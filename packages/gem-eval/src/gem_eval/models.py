@@ -162,8 +162,11 @@ def _served(args: argparse.Namespace) -> Model:
     served = server.served()
     tier = args.tier or _tier(args, served)
     settings = {"model": args.model, "url": server.url, "system": args.system}
+    # Another checkpoint may be served under the same name.
+    about = {"tier": tier, "engine": served.engine, "root": served.root}
+    about = {name: value for name, value in about.items() if value is not None}
     if tier == "tokens":
-        return _by_tokens(args, params, server, served, settings)
+        return _by_tokens(args, params, server, served, settings, about)
     _refuse_token_options(args, tier)
     sampling = {
         "temperature": args.temperature,
@@ -175,7 +178,7 @@ def _served(args: argparse.Namespace) -> Model:
     client = ChatClient(server, sampling, tokens=tier == "messages")
     player = ModelPlayer(client, args.system)
     settings["sampling"] = sampling
-    return Model(partial(play, player=player), settings, {"tier": tier}, lambda: server, player)
+    return Model(partial(play, player=player), settings, about, lambda: server, player)
 
 
 def _by_tokens(
@@ -184,6 +187,7 @@ def _by_tokens(
     server: Server,
     served: Served,
     settings: Mapping[str, Any],
+    about: Mapping[str, Any],
 ) -> Model:
     from gem_eval.local import chat_format
 
@@ -211,7 +215,7 @@ def _by_tokens(
 
     turn = args.max_tokens or MAX_TOKENS
     budget = Budget(min(turn, most), most, most, context_tokens=most)
-    about = {"engine": served.engine, "tokenizer": tokenizer, "logprobs": kind.LOGPROBS}
+    about = {**about, "tokenizer": tokenizer, "logprobs": kind.LOGPROBS}
     settings = {**settings, "sampling": sampling}
     return _exact(samplers, chat, budget, prompting, settings, about, lambda: server)
 
