@@ -124,6 +124,25 @@ def test_a_record_is_continued_only_with_its_settings(match: Run) -> None:
     assert match("gem:multi:TicTacToe-v0?n=5", "random", "oracle", "--resume") != 0
 
 
+def test_a_record_is_not_continued_with_another_model_or_version(
+    match: Run, server: Stub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serves(root: str) -> None:
+        server.models = Answer(json.dumps({"data": [{"id": "m", "root": root}]}))
+
+    words = (TICTACTOE, "random", f"openai:m@{server.url}")
+    serves("/checkpoints/100")
+    assert match(*words) == 0
+    assert match(*words, "--resume") == 0
+    serves("/checkpoints/900")
+    assert match(*words, "--resume") == 2
+    assert "root: '/checkpoints/100' there, '/checkpoints/900' here" in capsys.readouterr().err
+    serves("/checkpoints/100")
+    monkeypatch.setattr("gem_eval.match_command.__version__", "9.9.9")
+    assert match(*words, "--resume") == 2
+    assert "versions.gem-eval" in capsys.readouterr().err
+
+
 def test_a_model_behind_a_server_plays_a_conversation_of_its_own(
     match: Run, server: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -218,9 +218,9 @@ def play_matches(
     with alone(folder):
         earlier = begun(folder, about, resume, KIND)
         if earlier is not None:
-            check_same(
-                folder, *({"settings": each.get("settings", {})} for each in (earlier, about))
-            )
+            keys = ("settings", "models", "versions")
+            both = ({key: each.get(key, {}) for key in keys} for each in (earlier, about))
+            check_same(folder, *both)
         done = {each.key: each for each in read_results(folder)}
         missing = [each for each in wanted if each.key not in done]
         ended = 0
