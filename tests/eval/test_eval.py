@@ -677,6 +677,46 @@ def test_a_record_is_not_continued_with_another_checkpoint_of_the_same_name(
     assert len(server.requests) == asked
 
 
+def test_a_record_is_not_continued_with_another_judge(
+    evaluate: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def judge(model: str, template: str = "Grade.", **other: object) -> None:
+        Path("template.txt").write_text(template)
+        table = {"url": "http://127.0.0.1:9/v1", "model": model, "allow_uncalibrated": True}
+        table |= {"template": "template.txt", **other}
+        Path("judges.json").write_text(json.dumps({"judge": {"main": table}}))
+
+    def play(n: int, *words: object) -> int:
+        return evaluate("judge:QA-v0?judge=main", *words, "--episodes", n, model="noop")
+
+    monkeypatch.setenv("GEM_JUDGES", str(tmp_path / "judges.json"))
+    judge("strict")
+    assert play(2) == 0
+    judge("lenient")
+    assert play(4, "--resume") == 2
+    assert "judge.main.model: 'strict' there, 'lenient' here" in capsys.readouterr().err
+    judge("strict", "Grade well.")
+    assert play(4, "--resume") == 2
+    assert "judge.main.identity" in capsys.readouterr().err
+    judge("strict", timeout_s=5.0, url="http://127.0.0.1:10/v1")
+    assert play(4, GUESS, "--resume") == 0
+
+
+def test_an_evaluation_without_judges_is_extended_by_one(
+    evaluate: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"url": "http://127.0.0.1:9/v1", "model": "m", "allow_uncalibrated": True}
+    (tmp_path / "judges.json").write_text(json.dumps({"judge": {"main": table}}))
+    monkeypatch.setenv("GEM_JUDGES", str(tmp_path / "judges.json"))
+    assert evaluate(GUESS, "--episodes", 2, model="noop") == 0
+    both = (GUESS, "judge:QA-v0?judge=main")
+    assert evaluate(*both, "--episodes", 2, "--resume", model="noop") == 0
+    assert read_run(tmp_path / "run").meta["settings"]["judge"]["main"]["model"] == "m"
+
+
 def test_two_evaluations_cannot_share_a_folder(evaluate: Run, server: Stub, tmp_path: Path) -> None:
     server.answer = lambda number, body: time.sleep(0.2)
     words = [*map(str, ask(server)), "--model", "openai:m", "--out", "run"]

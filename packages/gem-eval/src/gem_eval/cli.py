@@ -18,6 +18,7 @@ from gem_bench.report import save
 from gem_eval import __version__, export, junit, match_command, pages, regrade
 from gem_eval.comparison import compare, judge
 from gem_eval.episode import Played
+from gem_eval.judges import judges
 from gem_eval.models import OPENAI, add_options, choose
 from gem_eval.native import with_native_tools
 from gem_eval.numbers import read_summary
@@ -67,6 +68,7 @@ def main(argv: Sequence[str]) -> int:
         "tasks": [part.tasks.uri for part in parts],
         "samples": args.samples,
         "turns": args.turns,
+        "judge": judges(parts),
         **model.settings,
     }
     if args.tools == NATIVE:

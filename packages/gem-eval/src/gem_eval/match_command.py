@@ -16,6 +16,7 @@ from gem.__main__ import at_least
 from gem.errors import ConfigurationError
 from gem_bench.stats import Estimate, mean_over_tasks, over_tasks
 from gem_eval import __version__
+from gem_eval.judges import judges
 from gem_eval.matches import Result, Side, play_matches
 from gem_eval.models import LOCAL, OPENAI, RUN, add_options, choose
 from gem_eval.ratings import PRIOR, RESAMPLES, Rating, Score, rate
@@ -63,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
     sides = {name: _side(name, args) for name in args.players}
     settings = {
         "tasks": part.tasks.uri,
+        "judge": judges([part]),
         "players": {n: "" if isinstance(s, str) else dict(s.settings) for n, s in sides.items()},
     }
     models = {n: dict(s.about) for n, s in sides.items() if not isinstance(s, str)}

@@ -250,6 +250,8 @@ def _extended(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         found.append("samples")
     if covers(now.get("tasks", []), before.get("tasks", [])):
         found.append("tasks")
+    if before.get("judge", {}).items() <= now.get("judge", {}).items():
+        found.append("judge")
     return [key for key in found if key in before]
 
 
