@@ -129,6 +129,19 @@ def test_auto_keeps_changes_of_the_system_only_where_the_solution_needs_it(
         assert [played(env, idx=idx)[1]["verifier"] for idx in (0, 1)] == ["pristine", "shared"]
 
 
+def test_auto_does_not_keep_what_a_box_that_was_too_small_told(tiny: str, tmp_path: Path) -> None:
+    test = (
+        "#!/bin/bash\n"
+        "[ -f /etc/new ] && [ $(wc -c < /opt/big) = 30000000 ] && n=1 || n=0\n"
+        "echo $n > /logs/verifier/reward.txt\n"
+    )
+    solve = "#!/bin/bash\nmkdir -p /opt; echo > /etc/new; head -c 30000000 /dev/zero > /opt/big\n"
+    task = write_task(tmp_path, tiny, tests__test_sh=test, solution__solve_sh=solve)
+    for disk_mb, reward, mode in ((8, 0.0, "pristine"), (64, 1.0, "shared"), (8, 0.0, "pristine")):
+        with gem.make(f"harbor:{task}?verifier=auto&disk_mb={disk_mb}") as env:
+            assert (solved(env), played(env)[1]["verifier"]) == (reward, mode), disk_mb
+
+
 def test_a_link_is_not_read_as_a_reward(tmp_path: Path) -> None:
     test = "#!/bin/bash\nln -s /app/one /logs/verifier/reward.txt\n"
     folder = write_task(tmp_path, "host", tests__test_sh=test)

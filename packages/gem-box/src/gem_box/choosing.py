@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gem_box.folders import Folder
 from gem_box.images import cache, locked, used
@@ -11,27 +11,37 @@ from gem_box.images import cache, locked, used
 PRISTINE, SHARED = "pristine", "shared"
 
 
-def chosen(task: Folder, image: str | None, earned: Callable[[str], float]) -> str:
+def chosen(
+    task: Folder,
+    image: str | None,
+    limits: Mapping[str, int | None],
+    earned: Callable[[str], float],
+) -> str:
     """Return `shared` if the task's solution earns 1 only there, else `pristine`.
 
-    The answer is kept in the cache, for the content of the task's folder and the image.
+    The answer is kept in the cache, for the content of the task's folder, the image and the limits;
+    it is not if the solution earns 1 nowhere, which says nothing of the task.
 
     Args:
         task: The task.
         image: As of `HarborEnv`.
+        limits: Of the box in which the solution is played.
         earned: Returns what the solution earns with `pristine` or `shared`.
 
     Raises:
         UnreachableError: A box is gone.
     """
-    known = hashlib.sha256(f"{used(task, image)}\n".encode())
+    known = hashlib.sha256(f"{used(task, image)} {sorted(limits.items())}\n".encode())
     for path in sorted(task.path.rglob("*")):
         if path.is_file():
             known.update(f"{path.relative_to(task.path)} {path.stat().st_mode}\n".encode())
             known.update(hashlib.sha256(path.read_bytes()).digest())
     place = cache() / "verifiers" / known.hexdigest()[:32]
     with locked(place):
-        if not place.is_file():
-            mode = SHARED if earned(PRISTINE) < 1 <= earned(SHARED) else PRISTINE
-            place.write_text(mode, encoding="utf-8")
-        return place.read_text(encoding="utf-8")
+        if place.is_file():
+            return place.read_text(encoding="utf-8")
+        for mode in (PRISTINE, SHARED):
+            if earned(mode) >= 1:
+                place.write_text(mode, encoding="utf-8")
+                return mode
+        return PRISTINE

@@ -121,6 +121,7 @@ class HarborEnv(Env):
         self.tasks = [self._runnable(each) for each in found(Path(text("folder", folder)))]
         self._box: OverlayBox | ProvidedBox | None = None
         self._reach_out: dict[int, bool] = {}
+        self._modes: dict[int, str] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -158,8 +159,10 @@ class HarborEnv(Env):
         self._leave()
         self.index, self.task = index, self.tasks[index]
         self._actions, self._over = [], True
-        with boundary("sandbox"):
-            self._mode = self._chosen()
+        if index not in self._modes:
+            with boundary("sandbox"):
+                self._modes[index] = self._chosen()
+        self._mode = self._modes[index]
         self._box = self._start_box()
         self._over = False
 
@@ -189,7 +192,7 @@ class HarborEnv(Env):
         folder, image = str(self.task.path), self.image
         most = {name: getattr(self.limits, name) for name in ("memory_mb", "disk_mb", "processes")}
         most["cpus"] = self.cpus
-        return chosen(self.task, image, lambda mode: earned(folder, image, mode, **most))
+        return chosen(self.task, image, most, lambda mode: earned(folder, image, mode, **most))
 
     def _runnable(self, path: Path) -> Folder:
         task = read(path)
