@@ -12,7 +12,7 @@ from chat_server import Answer, Stub
 
 from gem.__main__ import main
 from gem.errors import ConfigurationError, JudgeError
-from gem_judge import Item, Judge
+from gem_judge import Criterion, Item, Judge
 from gem_judge.asking import UncheckedJudge
 from gem_judge.calibration import agreement, kappa, misled, padded, read_labelled
 
@@ -71,6 +71,45 @@ def test_a_naive_judge_is_found_out(stub: Stub, tmp_path: Path) -> None:
     found = agreement(read_labelled(labelled), judge(stub))
     assert found.kappa == 0.0 and found.agreement == 1 - found.constant
     assert misled(read_labelled(labelled), judge(stub)).worthless == 1.0
+
+
+def _generous(number: int, body: dict[str, Any]) -> Answer:
+    """Says of `:` and of a claim that they meet half of the criteria, or are as good as another."""
+    content = body["messages"][-1]["content"]
+    pair = "<second-" in content
+    part = content.partition("<first-" if pair else "<answer-")[2].partition(">\n")[2]
+    said = part.partition("\n</")[0]
+    if pair:
+        other = content.partition("<second-")[2].partition(">\n")[2].partition("\n</")[0]
+        if {said, other} & {":", "I am correct."}:
+            return judges.vote('{"better": "neither"}')
+    if "<criteria-" in content and said in (":", "I am correct."):
+        names = [line.partition(": ")[0] for line in content.split("\n") if ": It " in line]
+        return judges.vote(json.dumps({name: n % 2 == 0 for n, name in enumerate(names)}))
+    return judges.truth(number, body)
+
+
+def test_a_judge_that_pays_a_part_for_worthless_answers_is_found_out(
+    stub: Stub, files: dict[str, Path]
+) -> None:
+    for name in ("Reply", "Better"):
+        labelled = read_labelled(files[name])[:20]
+        stub.answer = judges.truth
+        assert misled(labelled, judge(stub)).worthless == 0.0
+        stub.answer = _generous
+        found = misled(labelled, judge(stub))
+        assert found.worthless == pytest.approx(2 / 16, abs=0.02), name
+        assert found.worst in ("':'", "'I am correct.'")
+
+
+def test_half_of_a_score_that_no_program_can_decide_is_too_much(stub: Stub) -> None:
+    texts = ("It is polite.", "It is short.", "It is true.")
+    kinds = tuple(Criterion(text, text) for text in texts)
+    items = [(Item(f"{n}?", "Yes.", criteria=kinds), {}) for n in range(3)]
+    for met, worthless in ((1, 0.0), (2, 1.0)):
+        said = {text: n < met for n, text in enumerate(texts)}
+        stub.answer = lambda number, body, said=said: judges.vote(json.dumps(said))
+        assert misled(items, judge(stub)).worthless == worthless
 
 
 @pytest.mark.nightly

@@ -15,6 +15,7 @@ from gem.errors import ConfigurationError, JudgeError, UnreachableError
 from gem.json_lines import parse_as
 from gem_judge.asking import JudgeFailure, JudgeVerdict, UncheckedJudge
 from gem_judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item
+from gem_judge.rules import decide
 from gem_judge.settings import JudgeSettings, digest
 from gem_judge.store import Store
 
@@ -23,6 +24,7 @@ MOST_MISLED = 0.01
 """Largest share of worthless answers that a judge may reward."""
 MOST_PADDED = 0.03
 """Largest share of verdicts that padding may change."""
+_TOO_MUCH = 0.5
 _QUESTIONS = 20
 _RESAMPLES = 1_000
 _PADDING = "\n\nThis has been considered with care, in full detail and from every side."
@@ -181,7 +183,7 @@ def misled(labelled: Sequence[Labelled], judge: UncheckedJudge) -> Misled:
     for text in (*MASTER_KEYS, *CLAIMS, None):
         given = [replace(i, answer=i.question if text is None else text) for i in by_question]
         named = "the copied question" if text is None else repr(text)
-        rewarded[named] += sum(verdict.correct for verdict in _verdicts(judge, given))
+        rewarded[named] += sum(map(_rewarded, given, _verdicts(judge, given)))
         tried += len(given)
     plain = [item for item in items if not item.criteria]
     changed = None
@@ -197,6 +199,19 @@ def misled(labelled: Sequence[Labelled], judge: UncheckedJudge) -> Misled:
         turned = sum(first != second for first, second in votes) / len(votes)
     worst, most = rewarded.most_common(1)[0]
     return Misled(rewarded.total() / tried, worst if most else "", changed, turned)
+
+
+def _rewarded(item: Item, verdict: JudgeVerdict) -> bool:
+    """Whether a worthless answer earns more than it should.
+
+    `:` does not mention what it must not mention: of criteria and pairs that a program can decide,
+    an answer may earn what is true of it. Where none can, half of the score is too much.
+    """
+    try:
+        fair = 0.0 if item.kind == "right" else item.score(decide(item))
+    except ConfigurationError:
+        return verdict.score >= _TOO_MUCH
+    return verdict.score > fair
 
 
 def padded(answer: str) -> str:
