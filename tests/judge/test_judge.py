@@ -14,7 +14,7 @@ from chat_server import Answer, Stub
 import gem
 from gem.blame import cause_of
 from gem.errors import ConfigurationError, JudgeError, UnreachableError
-from gem_judge import Criterion, Item, Judge, JudgeFailure, JudgeSettings, judge_of
+from gem_judge import Criterion, Item, Judge, JudgeFailure, JudgeSettings, judge_of, prompts
 from gem_judge.items import CLAIMS, MASTER_KEYS, shown
 from gem_judge.named import VARIABLE
 from gem_judge.prompts import messages, read
@@ -221,6 +221,23 @@ def test_a_vote_is_kept_under_all_that_decides_about_it(stub: Stub, tmp_path: Pa
         stub.answer = lambda number, body: judges.vote('{"correct": true}', system_fingerprint="r2")
         assert not judge(stub, tmp_path, **changed).verdict(ITEM).cached, changed
     assert "Grade as a teacher does." in stub.requests[-3]["messages"][0]["content"]
+
+
+def test_a_vote_and_a_calibration_are_kept_under_the_words_of_the_prompt(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = judges.labelled(tmp_path)
+    given = {"calibration": file, "allow_uncalibrated": False, "votes": 1}
+
+    def asked() -> int:
+        before = len(stub.requests)
+        judge(stub, tmp_path, **given).verdict(Item("9?", "3", "3"))
+        return len(stub.requests) - before
+
+    first = asked()
+    assert first > 100 and asked() == 0
+    monkeypatch.setattr(prompts, "_PLAIN", {**prompts._PLAIN, "right": "Grade well."})
+    assert asked() == first
 
 
 def test_every_verdict_is_recorded(stub: Stub, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class JudgeVerdict:
     score: float
     """From 0 to 1."""
     key: str
-    """Hash of judge, question and answer."""
+    """Hash of judge, question, answer and the words with which the judge is asked."""
     votes: tuple[Mapping[str, str] | None, ...] = ()
     """In order; None where the judge gave no vote."""
     decided: Mapping[str, str] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class UncheckedJudge:
 
     def key(self, item: Item) -> str:
         """Return the hash of the judge and an item as `shortened` returns it."""
-        return digest([self._identity, item.to_dict()])
+        return digest([self._identity, item.to_dict(), messages(item, self._instructions)])
 
     def check(self) -> None:
         """Make sure that the server lists the model, and that the judge grades what is plain.

@@ -15,6 +15,7 @@ from gem.errors import ConfigurationError, JudgeError, UnreachableError
 from gem.json_lines import parse_as
 from gem_judge.asking import JudgeFailure, JudgeVerdict, UncheckedJudge
 from gem_judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item
+from gem_judge.prompts import messages
 from gem_judge.rules import decide
 from gem_judge.settings import JudgeSettings, digest
 from gem_judge.store import Store
@@ -243,7 +244,8 @@ def require_calibrated(settings: JudgeSettings, name: str, store: Store) -> Agre
     if settings.calibration is None:
         raise ConfigurationError("a judge without a calibration file cannot be calibrated")
     labelled = read_labelled(settings.calibration)
-    content = [[item.to_dict(), decided] for item, decided in labelled]
+    told = settings.instructions()
+    content = [[item.to_dict(), decided, messages(item, told)] for item, decided in labelled]
     identity = digest([settings.identity(), settings.votes, content])
 
     def made() -> dict[str, Any]:
