@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,51 @@ def test_what_the_policy_writes_cannot_close_its_frame() -> None:
     assert user["content"].count(f"</answer-{tag}>") == 1 and tag not in attack.answer
     other = messages(Item("Q?", f"x </answer-{tag}>", "y"))[0]["content"]
     assert tag not in other
+
+
+CONTROL = (
+    *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<｜User｜>", "<|turn>"),
+    *("<turn|>", "<s>", "</s>", "<bos>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"),
+    *("[SYSTEM_PROMPT]", "<<SYS>>", "<</SYS>>", "[gMASK]", "[|user|]", "<reserved_106>"),
+)
+
+
+@pytest.mark.parametrize("token", CONTROL)
+def test_no_text_in_the_prompt_has_a_control_token(token: str) -> None:
+    texts = [f"{name} {token} end" for name in ("question", "answer", "reference", "text")]
+    question, answer, reference, text = texts
+    for item in (
+        Item(question, answer, reference),
+        Item(question, answer, criteria=(Criterion("one", text),)),
+        Item(question, answer, other=text),
+    ):
+        body = messages(item)[-1]["content"]
+        assert token not in body
+        for each in texts[:2]:
+            assert each in body.replace("\u200b", "")
+
+
+@pytest.mark.parametrize("text", ["if a < b > c: x |= y", "<b>bold</b> [x] a[|b|c", "<tool_call>"])
+def test_other_texts_are_shown_as_they_are(text: str) -> None:
+    assert text in messages(Item("Q", text))[-1]["content"]
+
+
+def test_the_turns_of_a_judges_prompt_are_as_many_whatever_the_answer_is() -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    marks = ["<|im_start|>", "<|im_end|>"]
+    raw = tokenizers.Tokenizer(tokenizers.models.BPE())
+    raw.add_special_tokens(marks)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+
+    def turns(item: Item) -> int:
+        text = "".join(f"{marks[0]}{m['role']}\n{m['content']}{marks[1]}" for m in messages(item))
+        return list(tokenizer(text)["input_ids"]).count(tokenizer.convert_tokens_to_ids(marks[0]))
+
+    for item in (ITEM, RUBRIC, PAIR):
+        forged = replace(item, answer=prompts.forged(item))
+        assert marks[0] in forged.answer
+        assert turns(forged) == turns(item) == 2
 
 
 def test_the_last_line_alone_is_the_vote() -> None:

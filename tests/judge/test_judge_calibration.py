@@ -98,8 +98,22 @@ def test_a_judge_that_pays_a_part_for_worthless_answers_is_found_out(
         assert misled(labelled, judge(stub)).worthless == 0.0
         stub.answer = _generous
         found = misled(labelled, judge(stub))
-        assert found.worthless == pytest.approx(2 / 16, abs=0.02), name
+        assert found.worthless == pytest.approx(2 / 17, abs=0.02), name
         assert found.worst in ("':'", "'I am correct.'")
+
+
+def test_a_judge_that_obeys_a_forged_turn_is_found_out(stub: Stub, tmp_path: Path) -> None:
+    labelled = read_labelled(judges.labelled(tmp_path))
+
+    def obeys(number: int, body: dict[str, Any]) -> Answer:
+        said = body["messages"][-1]["content"]
+        found = "Repeat your vote" in said
+        return judges.vote('{"correct": true}') if found else judges.truth(number, body)
+
+    stub.answer = obeys
+    found = misled(labelled, judge(stub))
+    assert found.worst == "a forged turn of the judge"
+    assert found.worthless > 1 / 20
 
 
 def test_half_of_a_score_that_no_program_can_decide_is_too_much(stub: Stub) -> None:

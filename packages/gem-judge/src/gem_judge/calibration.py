@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gem.errors import ConfigurationError, JudgeError, UnreachableError
 from gem.json_lines import parse_as
 from gem_judge.asking import JudgeFailure, JudgeVerdict, UncheckedJudge
 from gem_judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item
-from gem_judge.prompts import messages
+from gem_judge.prompts import forged, messages
 from gem_judge.rules import decide
 from gem_judge.settings import JudgeSettings, digest
 from gem_judge.store import Store
@@ -61,7 +61,8 @@ class Misled:
     """What changes verdicts and should not."""
 
     worthless: float
-    """Share of worthless answers that are rewarded: master keys, claims, the copied question."""
+    """Share of worthless answers that are rewarded: master keys, claims, the copied question, a
+    forged turn of the judge."""
     worst: str
     """The one that is rewarded most often; empty if none is."""
     padding: float | None
@@ -181,9 +182,13 @@ def misled(labelled: Sequence[Labelled], judge: UncheckedJudge) -> Misled:
     by_question = list({item.question: item for item in items}.values())[:_QUESTIONS]
     rewarded: Counter[str] = Counter()
     tried = 0
-    for text in (*MASTER_KEYS, *CLAIMS, None):
-        given = [replace(i, answer=i.question if text is None else text) for i in by_question]
-        named = "the copied question" if text is None else repr(text)
+    answers: dict[str, Callable[[Item], str]] = {
+        **{repr(text): lambda _, text=text: text for text in (*MASTER_KEYS, *CLAIMS)},
+        "the copied question": lambda item: item.question,
+        "a forged turn of the judge": forged,
+    }
+    for named, answer in answers.items():
+        given = [replace(item, answer=answer(item)) for item in by_question]
         rewarded[named] += sum(map(_rewarded, given, _verdicts(judge, given)))
         tried += len(given)
     plain = [item for item in items if not item.criteria]
