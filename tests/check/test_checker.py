@@ -152,6 +152,40 @@ def test_each_fault_is_caught_by_its_check(
     assert re.search(message, failures(report)[check])
 
 
+class Counting(GuessTheNumber):
+    """Depends on how many episodes this object has played."""
+
+    played = 0
+
+    def _start(self) -> None:
+        super()._start()
+        self.played += 1
+        self.target = (self.target + self.played) % 10 + 1
+
+
+class Leftover(GuessTheNumber):
+    """Depends on whether the episode before was left midway."""
+
+    left = False
+
+    def _start(self) -> None:
+        super()._start()
+        self.target = (self.target + 5) % 10 if self.left else self.target
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        self.left = not (step[2] or step[3])
+        return step
+
+
+@pytest.mark.parametrize("env", [Counting, Leftover])
+def test_an_episode_that_depends_on_those_before_it_is_caught(env: type[GuessTheNumber]) -> None:
+    options = {"min_number": 1, "max_number": 10, "max_turns": 6}
+    report = check_env(env, only=["determinism"], **options)
+    assert not report.passed
+    assert "same seed and actions" in failures(report)["determinism"]
+
+
 def result(report: CheckReport, name: str) -> Any:
     return next(r for r in report.results if r.name == name)
 

@@ -167,20 +167,31 @@ def check_network(subject: Subject) -> str:
 
 
 def check_determinism(subject: Subject) -> str:
-    """Same seed and actions give the same episode, also interleaved with other episodes."""
+    """Same seed and actions give the same episode, whatever is played before and beside it."""
     one, two, other = subject.factory(), subject.factory(), subject.factory()
-    for seed in subject.seeds:
-        expected = play(one, random_policy, subject.max_steps, seed)
+    played = {seed: play(one, random_policy, subject.max_steps, seed) for seed in subject.seeds}
+
+    def again(seed: int) -> None:
+        expected = played[seed]
         first, _ = two.reset(seed=seed)
         other.reset(seed=seed + 1)
-        require(identity(first) == identity(expected.first), f"seed {seed}: reset() differs")
+        same = identity(first) == identity(expected.first)
+        require(same, f"seed {seed}: reset() differs after other episodes")
         for turn, (action, step) in enumerate(zip(expected.actions, expected.steps, strict=True)):
             other_step = other.step(other.sample_random_action())
             if other_step[2] or other_step[3]:
                 other.reset()
             same = facts(two.step(action)) == facts(step)
             require(same, f"seed {seed}, turn {turn + 1}: same seed and actions, other step")
-    return f"{len(subject.seeds)} seeds, interleaved"
+
+    # Backwards: the episodes before each are then others than those of `one`.
+    for seed in reversed(subject.seeds):
+        again(seed)
+    longest = max(subject.seeds, key=lambda seed: len(played[seed].actions))
+    two.reset(seed=longest)
+    replay(two, played[longest].actions[: len(played[longest].actions) // 2])
+    again(subject.seeds[0])
+    return f"{len(subject.seeds)} seeds, in another order, after a part of one, interleaved"
 
 
 def check_variety(subject: Subject) -> str:
