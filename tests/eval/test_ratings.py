@@ -71,10 +71,22 @@ def test_who_won_everything_has_a_finite_rating_marked_as_a_bound() -> None:
     found = rate([Score(task, one, other, 1.0) for one, other in pairs for task in range(200)])
     assert [(each.player, each.bound) for each in found] == [
         ("a", "at least"),
-        ("b", ""),
+        ("b", "prior"),
         ("c", "at most"),
     ]
     assert all(math.isfinite(each.elo) for each in found)
+
+
+def test_groups_of_which_one_never_lost_to_the_other_are_marked() -> None:
+    tasks = range(60)
+    scores = [Score(task, *pair, points=float(task % 2)) for pair in ("ab", "cd") for task in tasks]
+    apart = [Score(task, one, other, 1.0) for one in "ab" for other in "cd" for task in tasks]
+    assert {each.player: each.bound for each in rate(scores + apart)} == dict.fromkeys(
+        "abcd", "prior"
+    )
+    # One point back is enough: a ring of points connects all.
+    found = rate([*scores, *apart, Score(60, "c", "a", 0.5)])
+    assert {each.bound for each in found} == {""}
 
 
 def test_a_pool_that_no_match_connects_is_refused() -> None:

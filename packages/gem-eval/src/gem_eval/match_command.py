@@ -166,9 +166,14 @@ def _of_ratings(ratings: Sequence[Rating], prior: float) -> Table:
             f"{each.player} {'lost' if each.bound == 'at least' else 'won'} no point: its rating "
             f"is {each.bound} this, how far depends on the virtual draws"
             for each in ratings
-            if each.bound
+            if each.bound in ("at least", "at most")
         ),
     ]
+    if undecided := [each.player for each in ratings if each.bound == "prior"]:
+        remarks.append(
+            f"{', '.join(undecided)}: a group of players lost no point to the others: how far "
+            "ratings are apart depends on the virtual draws"
+        )
     return Table("ratings", lines, remarks, {})
 
 

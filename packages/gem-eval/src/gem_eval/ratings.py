@@ -45,7 +45,8 @@ class Rating:
     high: float | None
     matches: int
     bound: str = ""
-    """`at least` if it lost no point and `at most` if it won none: then the prior decides."""
+    """`at least` if it lost no point, `at most` if it won none, `prior` of all others if a group of
+    players lost no point to the others: then the prior decides how far they are apart."""
 
 
 def rate(scores: Sequence[Score], *, prior: float = PRIOR, seed: int = 0) -> list[Rating]:
@@ -90,6 +91,7 @@ def rate(scores: Sequence[Score], *, prior: float = PRIOR, seed: int = 0) -> lis
         sums = np.tensordot(drawn.astype(np.float64), won, 1)
         low, high = np.quantile(SCALE * _strengths(sums + virtual), [0.025, 0.975], 0)
     played, points = (total + total.T).sum(1), total.sum(1)
+    otherwise = "" if _strongly_connected(total > 0) else "prior"
     ratings = [
         Rating(
             name,
@@ -97,7 +99,7 @@ def rate(scores: Sequence[Score], *, prior: float = PRIOR, seed: int = 0) -> lis
             None if low is None else float(low[n]),
             None if high is None else float(high[n]),
             round(float(played[n])),
-            "at least" if points[n] == played[n] else "" if points[n] else "at most",
+            "at least" if points[n] == played[n] else otherwise if points[n] else "at most",
         )
         for n, name in enumerate(names)
     ]
@@ -125,6 +127,14 @@ def _strengths(won: Floats) -> Floats:
             break
     centred: Floats = strength - strength.mean(1, keepdims=True)
     return centred
+
+
+def _strongly_connected(took: NDArray[np.bool_]) -> bool:
+    """Whether each player took a point from each other, or from one who did, and so on."""
+    reached = took | np.eye(len(took), dtype=bool)
+    for _ in took:
+        reached = reached @ reached
+    return bool(reached.all())
 
 
 def _require_connected(names: Sequence[str], met: NDArray[np.bool_]) -> None:
