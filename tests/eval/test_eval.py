@@ -233,6 +233,45 @@ def test_an_evaluation_ends_when_it_has_cost_what_it_may(
     assert f"cost: {3 * len(server.requests):g}" in capsys.readouterr().err
 
 
+class Flaky(Env):
+    """Raises in the second turn of every other episode."""
+
+    begun = 0
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        Flaky.begun += 1
+        self.turn = 0
+        return "say something", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.turn += 1
+        if self.turn == 2 and Flaky.begun % 2:
+            raise RuntimeError("the board is gone")
+        return "", 1.0, self.turn == 2, False, {}
+
+
+def test_attempts_that_began_anew_cost_too(
+    evaluate: Run,
+    server: Stub,
+    tmp_path: Path,
+    crashing: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gem.register("test:Flaky", Flaky)
+    monkeypatch.setattr(Flaky, "begun", 0)
+    words = ("test:Flaky", "--url", server.url, "--episodes", 3, "--concurrency", 1)
+    words += ("--price", "in=100000,out=400000")
+    assert evaluate(*words) == 0
+    # Of each call: 10 tokens in and 5 out, 3 in all. Two turns, and the first and lost one before.
+    assert len(server.requests) == 3 * 4
+    assert f"cost: {3 * len(server.requests)}" in capsys.readouterr().err
+    assert evaluate(*words, "--resume") == 0
+    assert f"cost: {3 * len(server.requests)}" in capsys.readouterr().err
+    assert read_summary(tmp_path / "run").parts[0].prompt_tokens == 2 * 10
+
+
 def test_an_evaluation_ends_when_it_has_had_its_tokens(
     evaluate: Run, server: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,11 +91,11 @@ def main(argv: Sequence[str]) -> int:
     progress = Progress(sum(len(part.tasks) for part in parts) * args.samples, spending)
 
     def watch(played: Played) -> None:
-        spending.add(played.notes)
+        spending.add([*played.notes, *played.lost])
         progress.played(played.trajectory)
 
     def earlier(record: EpisodeRecord) -> None:
-        spending.add(record.notes.get("calls", []))
+        spending.add([*record.notes.get("calls", []), *record.notes.get("lost", [])])
         progress.earlier(record.trajectory)
 
     try:

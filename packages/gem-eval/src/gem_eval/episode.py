@@ -28,9 +28,11 @@ class Played:
     trajectory: Trajectory
     """Its turns have token ids where the server said them."""
     notes: list[dict[str, Any]] = field(default_factory=list)
-    """`Reply.note` of each turn; of a void episode, of all turns of all attempts."""
+    """`Reply.note` of each turn; of a void episode, of all calls of all attempts."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """What the model could call through its API."""
+    lost: list[dict[str, Any]] = field(default_factory=list)
+    """As `notes`, of the attempts before this one, whose environments failed: they cost as much."""
 
 
 class Plays(Protocol):
@@ -85,6 +87,7 @@ async def play(
         played = Played(Trajectory(each.task, group=each.group))
         try:
             await _play(played, env, player, turns)
+            played.lost.extend(lost)
             return played
         except EnvFailedError as error:
             failure = error.failure(attempt)
@@ -122,9 +125,10 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
         # A template may change what was there before: then the prompt is a new one.
         fresh = not before or reply.prompt_ids[: len(before)] != before
         shown = observation
+        note = reply.note
+        played.notes.append(note)
         observation, reward, terminated, truncated, info = await env.step(reply.text)
         text = info.pop(ACTION, reply.text)
-        note = reply.note
         messages.append(native.after(text, note))
         trajectory.turns.append(
             Turn(
@@ -142,7 +146,6 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
             )
         )
         before = reply.prompt_ids + reply.token_ids
-        played.notes.append(note)
         if terminated or truncated:
             end = "terminated" if terminated else "truncated"
         elif most is not None and len(trajectory.turns) >= most:

@@ -158,6 +158,8 @@ async def _play_all(
         notes: dict[str, Any] = {"sample": each.sample, "calls": played.notes}
         if played.tools:
             notes["tools"] = played.tools
+        if played.lost:
+            notes["lost"] = played.lost
         recorder.episodes(0, [trajectory], split=each.part.split, notes=[notes])
         watch(played)
         if trajectory.failure is not None:

@@ -90,4 +90,4 @@ class TokenPlays:
                 trajectory = Trajectory(each.task, group=each.group, end="failed", failure=failure)
         # Attempts in environments that failed are no part of a valid episode.
         first = len(notes) - len(trajectory.turns) if trajectory.valid else 0
-        return Played(trajectory, notes[first:])
+        return Played(trajectory, notes[first:], lost=notes[:first])
