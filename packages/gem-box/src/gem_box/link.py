@@ -100,7 +100,7 @@ class Link:
         self._leave()
         self._first, theirs = pair()
         with theirs:
-            request = {"pristine": list(pristine), "work": work}
+            request: dict[str, Any] = {"pristine": list(pristine), "work": work}
             request |= {"more_mb": more_mb, "more_files": more_files}
             self._tell_keeper(request, [theirs.fileno()])
         begun = self._hear_keeper()

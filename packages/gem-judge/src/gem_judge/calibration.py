@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,13 +182,11 @@ def misled(labelled: Sequence[Labelled], judge: UncheckedJudge) -> Misled:
     by_question = list({item.question: item for item in items}.values())[:_QUESTIONS]
     rewarded: Counter[str] = Counter()
     tried = 0
-    answers: dict[str, Callable[[Item], str]] = {
-        **{repr(text): lambda _, text=text: text for text in (*MASTER_KEYS, *CLAIMS)},
-        "the copied question": lambda item: item.question,
-        "a forged turn of the judge": forged,
-    }
-    for named, answer in answers.items():
-        given = [replace(item, answer=answer(item)) for item in by_question]
+    answers = {repr(text): [text] * len(by_question) for text in (*MASTER_KEYS, *CLAIMS)}
+    answers["the copied question"] = [item.question for item in by_question]
+    answers["a forged turn of the judge"] = [forged(item) for item in by_question]
+    for named, texts in answers.items():
+        given = [replace(item, answer=text) for item, text in zip(by_question, texts, strict=True)]
         rewarded[named] += sum(map(_rewarded, given, _verdicts(judge, given)))
         tried += len(given)
     plain = [item for item in items if not item.criteria]
