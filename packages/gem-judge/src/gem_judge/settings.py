@@ -128,13 +128,12 @@ class JudgeSettings:
         return self.model.partition("@")[0] or self.model
 
     def identity(self) -> str:
-        """Return a hash of the settings that decide about votes: model, template, sampling, length.
-
-        GEM's own words are not among them: who keeps votes adds `prompts.messages`.
+        """Return a hash of all that decides about votes: model, template, sampling, length.
 
         Raises:
             ConfigurationError: The template cannot be read.
         """
+        # GEM's own words depend on the item: who keeps votes adds `prompts.messages`.
         decisive = (self.model, self.instructions(), asdict(self.sampling), self.answer_chars)
         return digest(decisive)
 
