@@ -135,6 +135,7 @@ class JudgeSettings:
         Raises:
             ConfigurationError: The template cannot be read.
         """
+        # GEM's own words depend on the item: who keeps votes adds `prompts.messages`.
         decisive = (self.model, self.instructions(), asdict(self.sampling), self.answer_chars)
         return digest(decisive)
 
