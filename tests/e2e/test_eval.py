@@ -130,5 +130,5 @@ def test_transformers_own_server_is_asked_by_text(
     with model_server("transformers", python, str(model)) as url:
         words = ("--url", url, "--temperature", "0")
         remote = play(tmp_path / "run", f"openai:{model}", *words)
-    assert read_run(tmp_path / "run").meta["model"] == {"tier": "text"}
+    assert read_run(tmp_path / "run").meta["model"]["tier"] == "text"
     assert first_texts(remote) == first_texts(local)

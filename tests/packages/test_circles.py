@@ -59,7 +59,7 @@ BELOW: dict[str, set[str]] = {
     # The original's functions that grade programs, by their old names.
     "gem_roll": {"gem", "gem_math", "gem_train", "gem_sandbox"},
     "gem_bench": {"gem", "gem_train", "gem_cpu"},
-    "gem_eval": {"gem", "gem_train", "gem_bench"},
+    "gem_eval": {"gem", "gem_judge", "gem_train", "gem_bench"},
 }
 """What each package may import besides itself; gem-cpu may import everything."""
 

@@ -37,7 +37,7 @@ class JudgeVerdict:
     score: float
     """From 0 to 1."""
     key: str
-    """Hash of judge, question, answer and the words with which the judge is asked."""
+    """Hash of judge, question and answer."""
     votes: tuple[Mapping[str, str] | None, ...] = ()
     """In order; None where the judge gave no vote."""
     decided: Mapping[str, str] = field(default_factory=dict)

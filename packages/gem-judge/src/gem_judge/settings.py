@@ -128,9 +128,7 @@ class JudgeSettings:
         return self.model.partition("@")[0] or self.model
 
     def identity(self) -> str:
-        """Return a hash of the settings that decide about votes: model, template, sampling, length.
-
-        GEM's own words are not among them: who keeps votes adds `prompts.messages`.
+        """Return a hash of all that decides about votes: model, template, sampling, length.
 
         Raises:
             ConfigurationError: The template cannot be read.
