@@ -240,20 +240,20 @@ def recorded_losses(world: Any, made: Any, tmp_path: Path, *flags: str) -> list[
         logged = {"policy_loss": 0.5, "entropy_loss": 2.0, "kl": 0.25, "actor_lr": 0.1 / step}
         tracker.log_train(step, logged)
     lines = read_run(tmp_path / "record").metrics
-    return [(line.get("loss"), line.get("lr")) for line in lines]
+    return [(line.get("loss"), line.get("lr_next")) for line in lines]
 
 
-def test_the_loss_has_the_entropy_bonus_and_the_rate_is_that_of_the_iteration(
+def test_the_loss_has_the_entropy_bonus_and_the_rate_is_called_the_next_one_s(
     world: Any, made: Any, tmp_path: Path
 ) -> None:
     """OpenRLHF logs the policy's loss alone, and the rate of the next iteration."""
     found = recorded_losses(world, made, tmp_path, "--actor.entropy_coef", "0.1")
-    assert found == [(pytest.approx(0.3), None), (pytest.approx(0.3), 0.1)]
+    assert found == [(pytest.approx(0.3), 0.1), (pytest.approx(0.3), 0.05)]
 
 
 def test_a_loss_without_its_penalty_is_not_recorded(world: Any, made: Any, tmp_path: Path) -> None:
     flags = ("--algo.kl.use_loss", "--algo.kl.init_coef", "0.1")
-    assert recorded_losses(world, made, tmp_path, *flags) == [(None, None), (None, 0.1)]
+    assert recorded_losses(world, made, tmp_path, *flags) == [(None, 0.1), (None, 0.05)]
 
 
 REFUSED = [

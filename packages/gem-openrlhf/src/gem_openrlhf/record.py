@@ -23,7 +23,7 @@ from gem_train.settings import Settings
 RECORDED = {
     "grad_norm": "actor_grad_norm",
     "entropy": "entropy_loss",
-    "lr": "actor_lr",
+    "lr_next": "actor_lr",
     "kl": "kl",
     "clip_fraction": "ppo_clip_ratio",
     "tis_fraction": "is_filter_ratio",
@@ -44,7 +44,7 @@ ITERATIONS = "gem_iterations"
 
 @functools.cache
 def _recording(folder: str | None, record: str | None, info: tuple[str, ...]) -> RunRecording:
-    return RunRecording(folder, TRAINER.about(), RECORDED, record=record, info=info, early=("lr",))
+    return RunRecording(folder, TRAINER.about(), RECORDED, record=record, info=info)
 
 
 def recording(settings: Settings | None) -> RunRecording:

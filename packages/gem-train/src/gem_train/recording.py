@@ -60,7 +60,6 @@ class RunRecording:
         record: str | None = None,
         info: Sequence[str] = (),
         free: Sequence[str] | None = None,
-        early: Sequence[str] = (),
     ) -> None:
         """Open the record, and write `run.json` unless it is there already.
 
@@ -73,8 +72,6 @@ class RunRecording:
             record: Which episodes are recorded (`Settings.record`); None: what `GEM_RECORD` says.
             info: Numbers of the environments' infos that are metrics, too (`Settings.info`).
             free: See `begin`.
-            early: Metrics, under the record's names, of which the trainer logs the next iteration's
-                value. The first iteration of a process has none.
 
         Raises:
             ConfigurationError: `GEM_RECORD` has a value that `record` cannot have, or the folder
@@ -88,7 +85,6 @@ class RunRecording:
             begin(self._recorder, about, free)
         self._names = dict(names or {})
         self._info = tuple(info)
-        self._early: dict[str, float | None] = dict.fromkeys(early)
         self._report = report
         self._begins = True
         self._recorded: int | None = None
@@ -194,7 +190,7 @@ class RunRecording:
             return {}
         known = {**self._logged, **(logged or {})}
         self._batch, self._logged = None, {}
-        found = _measured(batch.metrics | self._in_time(self._renamed(known)), metrics)
+        found = _measured(batch.metrics | self._renamed(known), metrics)
         self._write(iteration, "train", found, batch)
         self._recorded = iteration + 1
         return found
@@ -288,14 +284,6 @@ class RunRecording:
                 iteration, batch.trajectories, batch.advantages, split, rows=batch.rows
             )
         self._report(iteration, split, metrics)
-
-    def _in_time(self, found: dict[str, float]) -> dict[str, float]:
-        """Replace values of the next iteration by those that were found an iteration before."""
-        for name, value in self._early.items():
-            self._early[name] = found.pop(name, None)
-            if value is not None:
-                found[name] = value
-        return found
 
     def _renamed(self, logged: Mapping[str, Any]) -> dict[str, float]:
         found = {}

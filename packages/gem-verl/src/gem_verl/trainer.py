@@ -67,7 +67,7 @@ RECORDED: Names = {
     "loss": "actor/loss",
     "grad_norm": "actor/grad_norm",
     "entropy": "actor/entropy",
-    "lr": "actor/lr",
+    "lr_next": "actor/lr",
     "kl": "actor/kl_loss",
     "clip_fraction": "actor/pg_clipfrac",
     "tis_fraction": (
@@ -117,9 +117,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         names = dict(RECORDED)
         if config.actor_rollout_ref.actor.loss_agg_mode != "token-mean":
             names = {name: names[name] for name in names if name not in PER_TOKEN}
-        self._recording = RunRecording(
-            settings.record_dir, about, names, early=("lr",), **settings.recorded
-        )
+        self._recording = RunRecording(settings.record_dir, about, names, **settings.recorded)
         self._batch = Batch([])
         self._trajectories: list[PackedTrajectory] = []
         """Without tokens, which stay in TransferQueue."""
