@@ -165,9 +165,9 @@ def test_evaluations_run_before_in_between_and_at_the_end_and_change_nothing(
     train = [m for m in numbers(run) if m["split"] == "train"]
     assert train == numbers(read_run(tmp_path / "plain"))
     evaluated = [e for e in run.episodes() if e.split == "eval:greedy"]
-    assert [e.trajectory.task.seed for e in evaluated[:3]] == [10**6, 10**6 + 1, 10**6 + 2]
+    assert [e.trajectory.task.seed for e in evaluated[:3]] == [500_000, 500_000 + 1, 500_000 + 2]
     again = [e.trajectory for e in run.episodes() if e.split == "eval:several"][:6]
-    assert [t.task.seed for t in again] == [10**6] * 3 + [10**6 + 1] * 3
+    assert [t.task.seed for t in again] == [500_000] * 3 + [500_000 + 1] * 3
     assert len({str([turn.response_ids for turn in t.turns]) for t in again}) > 2
     assert all("pass_rate" in m for m in run.metrics if m["split"] == "eval:several")
     assert all(set(t.logprobs or []) == {0.0} for e in evaluated for t in e.trajectory.turns)

@@ -68,7 +68,7 @@ def test_whoever_watches_the_run_is_told_what_is_recorded(tmp_path: Path) -> Non
     assert told[-1][:2] == (1, "eval:b")
 
 
-LAUNCHED = {**ABOUT, "spec": {}, "command": ["train"], "status": "running"}
+LAUNCHED = {**ABOUT, "spec": {}, "command": ["train"], "status": "running", "run_id": "r"}
 
 
 def test_a_launchers_run_json_is_left_as_it_is(tmp_path: Path) -> None:
@@ -90,6 +90,16 @@ def test_another_trainer_does_not_record_a_launchers_run(
     (tmp_path / RUN).write_text(json.dumps(LAUNCHED))
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         RunRecording(tmp_path, {**ABOUT, **changes})
+
+
+def test_whatever_a_launcher_starts_records_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also an adapter that is made of another one, whose name it records under."""
+    monkeypatch.setenv("GEM_RUN_ID", "r")
+    (tmp_path / RUN).write_text(json.dumps(LAUNCHED))
+    RunRecording(tmp_path, {**ABOUT, "trainer": "other"})
+    assert json.loads((tmp_path / RUN).read_text()) == LAUNCHED
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])

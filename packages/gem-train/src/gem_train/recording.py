@@ -315,6 +315,9 @@ def begin(recorder: Recorder, about: Mapping[str, Any], free: Sequence[str] | No
         recorder.start(about)
         return
     earlier = read_run(recorder.folder)
+    run_id = earlier.meta.get("run_id")
+    if run_id is not None and os.environ.get("GEM_RUN_ID") == run_id:
+        return  # the launcher has compared it
     launched = "command" in earlier.meta
     if not launched and not earlier.metrics:
         recorder.start(about)  # an earlier start recorded nothing
@@ -325,7 +328,7 @@ def begin(recorder: Recorder, about: Mapping[str, Any], free: Sequence[str] | No
             "with `gem-bench run --resume`, or begin a run in another folder"
         )
     compared = ["trainer"]
-    if not launched:  # a launcher has compared the rest, and tells the trainer where the model is
+    if not launched:  # a launcher tells the trainer where the model is
         compared += ["spec", *([] if free is None else ["config"])]
     before = {key: value for key, value in earlier.meta.items() if key in compared}
     found = earlier.meta.get("versions", {})
