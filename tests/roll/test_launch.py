@@ -156,7 +156,7 @@ def test_each_evaluation_has_its_tasks_and_temperature(compile: Compile) -> None
     assert (warm["env_type"], cold["env_type"]) == ("game:GuessTheNumber-v0", "game:Mastermind-v0")
     assert (warm["env_config"], cold["env_config"]) == ({}, {})
     assert (warm["gem"]["temperature"], cold["gem"]["temperature"]) == (1.0, 0.0)
-    assert warm["gem"]["first_seed"] == 1_000_000
+    assert warm["gem"]["first_seed"] == 500_000
     assert "temperature" not in found["custom_envs"]["train"]["gem"]
 
 
@@ -296,7 +296,7 @@ def test_roll_reads_the_configuration(
     assert done.returncode == 0, done.stderr[-3000:]
     for line in (
         "train 50 None Budget(turn_tokens=8, response_tokens=100, prompt_tokens=40, turns=None, ",
-        "eval:cold 1000000 0.0 Budget(turn_tokens=8,",
+        "eval:cold 500000 0.0 Budget(turn_tokens=8,",
         "Be <brief>: 'yes' a name: with signs",
         "True 1",
     ):
