@@ -63,9 +63,9 @@ _FORGE = "printf '#!/bin/bash\\necho 84' > /opt/venv/bin/got; chmod 755 /opt/ven
         _FORGE,
         "cp /usr/bin/bash /opt/venv/bin/cat; printf 'got=84\\n' > /opt/venv/lib/got",
         f"rm -r /opt/venv; mkdir -p /opt/venv/bin; {_FORGE}",
-        f"cp -r /opt/venv /root/venv; rm -r /opt/venv; ln -s /root/venv /opt/venv; {_FORGE}",
+        f"cp -r /opt/venv /elsewhere; rm -r /opt/venv; ln -s /elsewhere /opt/venv; {_FORGE}",
         f"rm /opt/current; cp -r /opt/venv /opt/current; {_FORGE.replace('venv', 'current')}",
-        f"cp -r /opt /root/opt; rm -r /opt; ln -s /root/opt /opt; {_FORGE}",
+        f"cp -r /opt /elsewhere; rm -r /opt; ln -s /elsewhere /opt; {_FORGE}",
     ],
     ids=["program", "loaded", "folder anew", "link", "link replaced", "link above"],
 )

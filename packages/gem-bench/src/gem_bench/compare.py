@@ -130,7 +130,7 @@ class _Final:
     """Success rate by the seeds of the run and of its tasks, or by a key that no other group has
     where seeds repeat or are not known. Runs without a rate are missing."""
     outcomes: dict[str, list[float]]
-    """Success of each episode by task, if the group is one run of which all are recorded."""
+    """Success of each episode by task, if the group is one run that recorded all its episodes."""
 
     @classmethod
     def read(cls, group: Group, window: int) -> _Final:
@@ -267,7 +267,7 @@ def _origin_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def _origins(runs: Sequence[Run]) -> list[str]:
-    """Return the models that a setting stood for, and the versions, of which there are several."""
+    """Return each model setting and each package that has several values, with the values."""
     values: dict[tuple[str, Any], dict[str, None]] = defaultdict(dict)
     for run in runs:
         meta = run.record.meta

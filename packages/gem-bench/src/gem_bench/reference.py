@@ -554,8 +554,8 @@ def train(
         device: `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:<n>`.
         forward_tokens: Most tokens, padding included, in one forward pass of an update. By default
             65,536 on a GPU and 1,024 on a CPU, which is faster with smaller tensors. Limits
-            memory; changes results by rounding only, but for `update_kl`, which is over the first
-            pass.
+            memory. Changes results by rounding only, except for `update_kl`, which is computed on
+            the first pass.
         gradient_checkpointing: Compute activations again in the backward pass.
         checkpoints: Of this run, which goes on from the last one; what the record has after it is
             set aside. None saves none, and refuses a folder that holds a record.

@@ -192,7 +192,7 @@ class Run:
 @dataclass(frozen=True)
 class Group:
     """Runs that differ only in `seed` and `env.seed` (the seed of the tasks, of several
-    environments that of the first); or one run without a spec."""
+    environments that of the first). A run without a spec is a group of its own."""
 
     label: str
     runs: list[Run]
@@ -232,7 +232,7 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
     """Group the runs of records that were read, in the order given."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for index, run in enumerate(map(_run, records)):
-        # Nobody knows of what experiment a run without a spec is: it is one of its own.
+        # The experiment of a run without a spec is unknown, so it shares a group with no other.
         settings = _settings(run) if run.spec else index
         groups[json.dumps([run.trainer, settings], sort_keys=True)].append(run)
     members = list(groups.values())

@@ -75,8 +75,8 @@ def tabulate(
         columns: Setting that names a column.
         metric: Name of the metric.
         split: `train`, or `eval:<name>`.
-        window: Final values are averaged over the points of so many iterations, the last of which
-            is that of the split's last point.
+        window: Final values are averages over this number of iterations. They end with the last
+            iteration at which the split was recorded.
 
     Raises:
         ConfigurationError: Two groups are in one cell, so that they differ in another setting; two

@@ -19,8 +19,8 @@ class Questions(Wrapper):
 
     Seeds alone do not hold questions out: a generator asks the same question with many seeds. A
     hash gives each first observation a place from 0 to 1, so parts that do not overlap share no
-    question, in every process and on every machine. The hash is of the whole observation: a prompt
-    with other instructions, such as those of tools, has another place.
+    question, in every process and on every machine. The hash is of the whole observation: the
+    same question gets another place if the instructions differ, for example because of tools.
 
     Where `eval=True` walks the rows of a data set in order, it walks the rows of this part: the
     seeds 0, 1, 2, … visit each once. The first reset then looks at all rows.
