@@ -164,6 +164,21 @@ def test_an_evaluation_that_was_cut_off_gets_no_verdict(
     assert (error.attrib["message"], suite.attrib["errors"]) == ("37 of 100 episodes played", "1")
 
 
+def test_an_environment_that_did_not_begin_is_missing(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write("cut", {"x": [1.0] * 40})
+    run = json.loads((folder / "run.json").read_text())
+    run["settings"]["tasks"].append("gem:game:Wordle-v0?n=10")
+    (folder / "run.json").write_text(json.dumps(run))
+    verdict, reason = judge(folder, least=0.1)
+    assert verdict is Verdict.UNDECIDED
+    assert "0 of 10 episodes played" in reason
+    for form in ("text", "markdown", "json", "junit"):
+        assert main(["report", str(folder), "--format", form]) == 0
+    assert "0 of 10 episodes played" in capsys.readouterr().out
+
+
 def test_a_gate_says_how_many_tasks_only_one_evaluation_has(write: Write) -> None:
     few, many = write("few", {"x": [1.0] * 60}), write("many", {"x": [1.0] * 100})
     verdict, reason = judge(many, against=few, max_drop=0.2)

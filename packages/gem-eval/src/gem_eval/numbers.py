@@ -197,7 +197,7 @@ def read_outcomes(folder: Path) -> dict[str, list[Outcome]]:
 
 
 def read_numbers(folder: Path) -> list[Numbers]:
-    """Compute the numbers of a record's environments.
+    """Compute the numbers of a record's environments, also of those of which nothing was played.
 
     Raises:
         RecordError: The folder holds no record, or a damaged one.
@@ -207,7 +207,9 @@ def read_numbers(folder: Path) -> list[Numbers]:
     wanted: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for each in plays(parts, settings.get("samples", 1)):
         wanted[each.part.name].add((each.task.seed, each.sample))
-    return [numbers(name, each, wanted[name]) for name, each in read_outcomes(folder).items()]
+    outcomes = read_outcomes(folder)
+    names = dict.fromkeys([*outcomes, *wanted])
+    return [numbers(name, outcomes.get(name, []), wanted[name]) for name in names]
 
 
 def numbers(
