@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -63,6 +64,10 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+# Finding the types is most of what building a spec costs, so a class is asked once.
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+
+
 def build(part: type[PartT], data: Any, path: str = "") -> PartT:
     """Make an instance of `part` from a mapping.
 
@@ -77,7 +82,7 @@ def build(part: type[PartT], data: Any, path: str = "") -> PartT:
     if not isinstance(data, Mapping):
         name = path.rstrip(".") or "the spec"
         raise ConfigurationError(f"{name} must be a table, got {data!r}")
-    hints = typing.get_type_hints(part)
+    hints = _hints(part)
     fields = {f.name: f for f in dataclasses.fields(part)}  # type: ignore[arg-type]
     for key in data:
         if key not in fields:
@@ -102,7 +107,7 @@ def check(part: Any, path: str = "") -> None:
         part: An instance; each field is declared with `setting` and holds no other dataclass.
         path: Prefix of the keys in messages, such as `"policy."`.
     """
-    hints = typing.get_type_hints(type(part))
+    hints = _hints(type(part))
     for spec in dataclasses.fields(part):
         _value(hints[spec.name], getattr(part, spec.name), path + spec.name, spec.metadata)
 
@@ -120,7 +125,7 @@ def assignments(part: type[Any], arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigurationError: An argument is something else, or a key is given twice.
     """
-    hints = typing.get_type_hints(part)
+    hints = _hints(part)
     found: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")
