@@ -127,6 +127,8 @@ def test_the_tasks_of_several_files_are_groups_of_their_own(tmp_path: Path) -> N
     rows = [read(data[i]["env_extras"]) for i in range(4)]
     assert [row.number for row in rows] == [row.number for row in data.rows] == [0, 1, 2, 3]
     assert [row.task.seed for row in rows] == [0, 1, 10, 11]
+    # SkyRL shows it beside an example.
+    assert data[2]["prompt"][0]["content"] == "game:GuessTheNumber-v0, seed 10"
 
 
 @pytest.mark.parametrize("uri", ["game:X", "gem:game:Guess-v0?n=3", "gem:game:Sudoku-v0?oops=1"])

@@ -52,9 +52,10 @@ class TaskDataset:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return what SkyRL's trainer knows of a task."""
+        """Return what SkyRL's trainer knows of a task; it shows the prompt beside an example."""
+        task = self.rows[index].task
         return {
-            "prompt": [{"role": "user", "content": ""}],
+            "prompt": [{"role": "user", "content": f"{task.env_id}, seed {task.seed}"}],
             "env_class": ROW,
             "env_extras": self._columns[index],
             "uid": str(index),
