@@ -9,14 +9,6 @@ import pytest
 
 from gem.errors import ConfigurationError
 
-GOOD = (
-    "trainer.logger=console",
-    "trainer.train_batch_size=4",
-    "trainer.policy_mini_batch_size=4",
-    "trainer.critic_mini_batch_size=4",
-    "generator.n_samples_per_prompt=2",
-)
-
 
 @pytest.mark.parametrize(
     ("words", "said"),
@@ -35,23 +27,15 @@ GOOD = (
             ),
             "a turn without tokens has a row of its own",
         ),
-        (("trainer.algorithm.zero_variance_filter=true",), r"zero_variance_filter: .* got True"),
-        (("trainer.algorithm.dynamic_sampling.type=filter",), r"dynamic_sampling\.type"),
-        (("trainer.algorithm.advantage_batch_normalize=true",), "advantage_batch_normalize"),
-        *(
-            ((f"generator.{given}",), f"generator.{given.partition('=')[0].split('.n')[0]}")
-            for given in (
-                "max_turns=3",
-                "chat_template_kwargs={enable_thinking: false}",
-                "chat_template.name_or_path=qwen3_with_thinking",
-                "eval_n_samples_per_prompt=2",
-                "zero_reward_on_non_stop=true",
-                "apply_overlong_filtering=true",
-                "sampling_params.max_generate_length=64",
-                "sampling_params.stop=['</answer>']",
-                "sampling_params.repetition_penalty=1.1",
-                "sampling_params.additional_kwargs={min_tokens: 2}",
-            )
+        (("trainer.fully_async.simulate_training=true",), "GEM extends SkyRL's real trainers only"),
+        (("generator.vision_language_generator=true",), "with text only"),
+        (
+            (
+                "trainer.algorithm.enable_sample_support_replay=true",
+                "generator.inference_engine.enable_return_sample_support_set=true",
+                "generator.sampling_params.top_k=20",
+            ),
+            "enable_sample_support_replay: GEM does not ask the engine",
         ),
         (
             (
@@ -66,28 +50,79 @@ GOOD = (
     ],
 )
 def test_what_cannot_work_is_refused_by_name(words: tuple[str, ...], said: str, world: Any) -> None:
-    kl = "trainer.algorithm.use_kl_loss=false"
     with pytest.raises(ConfigurationError, match=said):
-        world.parse([*GOOD, kl, *words])
+        world.parse([*world.GOOD, *words])
+
+
+@pytest.mark.parametrize("kind", ["sampling_params", "eval_sampling_params"])
+def test_log_probabilities_cannot_be_left_out(kind: str, world: Any) -> None:
+    key = f"generator.{kind}.logprobs"
+    with pytest.raises(ConfigurationError, match=f"{key}: .*; leave it out, got None"):
+        world.parse([*world.GOOD, f"{key}=null"])
+
+
+@pytest.mark.filterwarnings("ignore:trainer.strategy='fsdp2'")
+@pytest.mark.parametrize(
+    "word",
+    [
+        "trainer.strategy=fsdp2",
+        "trainer.num_logger_eval_samples=0",
+        "trainer.num_logger_train_samples=4",
+        "data.dataloader.num_workers=0",
+        "data.dataloader.num_workers=null",
+        "generator.sampling_params.logprobs=0",
+    ],
+)
+def test_what_means_the_same_is_accepted(word: str, world: Any) -> None:
+    world.parse([*world.GOOD, word])
+
+
+def test_batches_divide_among_the_ranks_of_every_model(world: Any) -> None:
+    """Two ranks of the policy and four of the reference model."""
+    words = [
+        *world.GOOD,
+        "trainer.placement.colocate_all=false",
+        "trainer.placement.policy_num_gpus_per_node=4",
+        "trainer.placement.ref_num_gpus_per_node=4",
+        "trainer.policy.sequence_parallel_size=2",
+        "trainer.train_batch_size=6",
+        "trainer.policy_mini_batch_size=6",
+        "generator.n_samples_per_prompt=1",
+    ]
+    world.parse(words)
+    words.append("trainer.algorithm.use_kl_in_reward=true")
+    with pytest.raises(ConfigurationError, match="do not divide among 4 ranks"):
+        world.parse(words)
+    world.parse([*words, "trainer.ref.sequence_parallel_size=2"])
+
+
+def test_penalised_log_probabilities_are_not_compared(world: Any) -> None:
+    from gem_skyrl.settings import comparable
+
+    mode = "generator.inference_engine.engine_init_kwargs.logprobs_mode=processed_logprobs"
+    penalty = "generator.sampling_params.additional_kwargs={repetition_penalty: 1.1}"
+    assert comparable(world.parse([*world.GOOD, mode]))
+    assert comparable(world.parse([*world.GOOD, penalty]))
+    assert not comparable(world.parse([*world.GOOD, mode, penalty]))
 
 
 def test_evaluations_are_sampled_as_skyrl_says(world: Any) -> None:
     from gem_skyrl.settings import evaluated_with
 
-    kl, own = "trainer.algorithm.use_kl_loss=false", "generator.eval_sampling_params"
-    assert evaluated_with(world.parse([*GOOD, kl]))["temperature"] == 0.0
-    found = evaluated_with(world.parse([*GOOD, kl, f"{own}.temperature=0.5", f"{own}.top_k=3"]))
+    own = "generator.eval_sampling_params"
+    assert evaluated_with(world.parse(world.GOOD))["temperature"] == 0.0
+    found = evaluated_with(world.parse([*world.GOOD, f"{own}.temperature=0.5", f"{own}.top_k=3"]))
     assert found == {"temperature": 0.5, "top_p": 1.0, "top_k": 3, "min_p": 0.0}
 
 
 def test_a_key_that_skyrl_does_not_have_is_refused(world: Any) -> None:
     with pytest.raises(ValueError, match="oops"):
-        world.parse([*GOOD, "trainer.oops=1"])
+        world.parse([*world.GOOD, "trainer.oops=1"])
 
 
 def test_the_switch_itself_is_no_setting(world: Any) -> None:
     switch = "trainer.override_entrypoint=gem_skyrl.entrypoint"
-    assert world.parse([switch, *GOOD, "gem.advantage=grpo"]).gem == {"advantage": "grpo"}
+    assert world.parse([switch, *world.GOOD, "gem.advantage=grpo"]).gem == {"advantage": "grpo"}
 
 
 @pytest.mark.parametrize(("tasks", "better"), [(10, 8), (3, 4), (0, 4)])
@@ -96,7 +131,7 @@ def test_a_dataset_with_a_smaller_last_batch_is_refused(
 ) -> None:
     from gem_skyrl.settings import check_tasks
 
-    config = world.parse(GOOD)
+    config = world.parse(world.GOOD)
     check_tasks(config, 8)
     with pytest.raises(ConfigurationError, match=f"{tasks} tasks are no .*; make {better} of them"):
         check_tasks(config, tasks)

@@ -14,6 +14,15 @@ from gem.trajectory import Trajectory
 
 PAD = 0
 STOP = 2
+GOOD = (
+    "trainer.logger=console",
+    "trainer.train_batch_size=4",
+    "trainer.policy_mini_batch_size=4",
+    "trainer.critic_mini_batch_size=4",
+    "trainer.algorithm.use_kl_loss=false",
+    "generator.n_samples_per_prompt=2",
+)
+"""A command line that works."""
 
 
 def parse(words: Sequence[str]) -> Any:
@@ -38,18 +47,7 @@ def trainer(*words: str, ranks: int = 1, asynchronous: bool = False) -> Any:
     from gem_skyrl.trainer import GemAsyncTrainer, GemTrainer
     from gem_train.recording import RunRecording
 
-    config = parse(
-        [
-            "trainer.logger=console",
-            "trainer.train_batch_size=4",
-            "trainer.policy_mini_batch_size=4",
-            "trainer.critic_mini_batch_size=4",
-            "trainer.algorithm.use_kl_loss=false",
-            "trainer.placement.colocate_all=false",
-            "generator.n_samples_per_prompt=2",
-            *words,
-        ]
-    )
+    config = parse([*GOOD, "trainer.placement.colocate_all=false", *words])
     kind = GemAsyncTrainer if asynchronous else GemTrainer
     made = kind.__new__(kind)
     made.cfg, made.global_step, made.trajectory_logger = config, 1, None

@@ -55,7 +55,7 @@ class GemExperiment(BasePPOExp):  # type: ignore[misc]
 
     def get_eval_dataset(self) -> TaskDataset | None:
         """Return the tasks of `data.val_data`, where there are evaluations."""
-        if self.cfg.trainer.eval_interval <= 0 or not self.cfg.data.val_data:
+        if self.cfg.trainer.eval_interval <= 0:
             return None
         return TaskDataset(self.cfg.data.val_data)
 
@@ -114,7 +114,7 @@ class GemExperiment(BasePPOExp):  # type: ignore[misc]
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """Return the configuration of a command line, checked by SkyRL and by GEM.
+    """Return the configuration of a command line, checked by GEM and by SkyRL.
 
     Args:
         argv: Words `key.path=value`.
@@ -126,8 +126,9 @@ def parse(argv: Sequence[str]) -> Config:
     config: Config = Config.from_cli_overrides(
         [word for word in argv if not word.startswith(SWITCH)]
     )
-    validate_cfg(config)
+    # SkyRL would ask for a critic where its own `gae`, which GEM refuses, is chosen.
     read(config)
+    validate_cfg(config)
     return config
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from gem.errors import ConfigurationError
@@ -10,38 +12,75 @@ from gem.estimators import estimator
 from gem.tables import setting
 from gem_train import settings
 
-_OWN = "it would change what GEM's advantages are made of, or which rows are trained on"
 NO_VALUES = "a turn without tokens has a row of its own, in which SkyRL computes no value"
 """Why there is no critic where an episode has several rows."""
+_OWN = "it would change what GEM's advantages are made of, or which rows are trained on"
+_CANDIDATES = "GEM does not ask the engine for the candidates of each token"
+_LOADED = "rows are made in the trainer's process"
+_LOGPROBS = "GEM always asks the engine for the log-probability of each token"
+_PLAYED = (
+    "SkyRL's environments are not played; the rows of data.train_data name the environment and its "
+    "parameters"
+)
+_STOP = "a turn ends at tokens of the chat template"
+_TEMPLATE = "GEM renders conversations with the tokenizer's own template"
+_TOKENS = "the most tokens of a turn are gem.turn_tokens, in evaluations too"
+_TYPED = "SkyRL hands on only that of additional_kwargs"
 REFUSED = {
-    "trainer.algorithm.zero_variance_filter": False,
-    "trainer.algorithm.dynamic_sampling.type": None,
-    "trainer.algorithm.advantage_batch_normalize": False,
-    "trainer.fully_async.sample_full_batch": False,
-    "trainer.fully_async.simulate_training": False,
-    "generator.merge_stepwise_output": False,
-    "generator.vision_language_generator": False,
+    "trainer.strategy": "only FSDP was tried with GEM",
+    "trainer.policy.model.lora.rank": "adapters were never tried with GEM's worker",
+    "trainer.algorithm.advantage_estimator": "the advantages are those of gem.advantage",
+    "trainer.algorithm.grpo_norm_by_std": "the advantages are GEM's; set gem.group_std",
+    "trainer.algorithm.zero_variance_filter": _OWN,
+    "trainer.algorithm.dynamic_sampling.type": _OWN,
+    "trainer.algorithm.advantage_batch_normalize": _OWN,
+    "trainer.algorithm.enable_sample_support_replay": _CANDIDATES,
+    "trainer.fully_async.sample_full_batch": _OWN,
+    "trainer.fully_async.simulate_training": "GEM extends SkyRL's real trainers only",
+    "trainer.eval_batch_size": "all tasks of an evaluation are played at once",
+    "trainer.num_logger_eval_samples": "evaluated episodes are in gem.record_dir, not in a table",
+    "data.dataloader.num_workers": _LOADED,
+    "data.dataloader.persistent_workers": _LOADED,
+    "generator.merge_stepwise_output": _OWN,
+    "generator.vision_language_generator": "GEM's generator plays the episodes, with text only",
+    "generator.batched": "episodes are played turn by turn",
+    "generator.max_turns": "it is of SkyRL's own generator; GEM's is gem.turns",
+    "generator.chat_template": _TEMPLATE,
+    "generator.chat_template_kwargs": "GEM's are gem.template_kwargs",
+    "generator.use_conversation_multi_turn": _TEMPLATE,
+    "generator.use_cache_salt": "GEM always keeps the prefix caches of different weights apart",
+    "generator.eval_n_samples_per_prompt": "an evaluation plays each task once; give it more tasks",
+    "generator.zero_reward_on_non_stop": "rewards come from the environments",
+    "generator.apply_overlong_filtering": "it judges an episode by its last token",
+    "generator.sampling_params.max_generate_length": _TOKENS,
+    "generator.sampling_params.logprobs": _LOGPROBS,
+    "generator.sampling_params.stop": _STOP,
+    "generator.sampling_params.repetition_penalty": _TYPED,
+    "generator.eval_sampling_params.max_generate_length": _TOKENS,
+    "generator.eval_sampling_params.logprobs": _LOGPROBS,
+    "generator.eval_sampling_params.stop": _STOP,
+    "generator.eval_sampling_params.repetition_penalty": _TYPED,
+    "generator.inference_engine.enable_return_sample_support_set": _CANDIDATES,
+    "generator.inference_engine.enable_return_routed_experts": (
+        "GEM's episodes do not carry the experts' routes"
+    ),
+    "environment.env_class": _PLAYED,
+    "environment.skyrl_gym.llm_as_a_judge": _PLAYED,
+    "environment.skyrl_gym.search": _PLAYED,
+    "environment.skyrl_gym.text2sql": _PLAYED,
+    "environment.skyrl_gym.max_env_workers": "where environments run is gem.executor",
 }
-"""Settings of SkyRL and the only value that works with GEM's rows and advantages."""
-_PAID = "rewards come from the environments"
-_TYPED = "SkyRL does not hand it on; put it into additional_kwargs"
-UNREAD = {
-    "batched": "episodes are played turn by turn",
-    "max_turns": "it is of SkyRL's own generator; GEM's is gem.turns",
-    "chat_template": "GEM renders conversations with the tokenizer's own template",
-    "chat_template_kwargs": "GEM's are gem.template_kwargs",
-    "use_conversation_multi_turn": "GEM renders conversations with the tokenizer's own template",
-    "eval_n_samples_per_prompt": "an evaluation plays each task once; give it more tasks",
-    "zero_reward_on_non_stop": _PAID,
-    "apply_overlong_filtering": "it judges an episode by its last token",
-    "sampling_params.max_generate_length": "the most tokens of a turn are gem.turn_tokens",
-    "sampling_params.stop": "a turn ends at tokens of the chat template",
-    "sampling_params.repetition_penalty": _TYPED,
-    "eval_sampling_params.stop": "a turn ends at tokens of the chat template",
-    "eval_sampling_params.repetition_penalty": _TYPED,
+"""Settings, or tables of them, of which only SkyRL's default works with GEM, and why."""
+SAME = {
+    "trainer.strategy": "fsdp2",
+    "trainer.num_logger_eval_samples": 0,
+    "data.dataloader.num_workers": 0,
+    "generator.sampling_params.logprobs": 0,
+    "generator.eval_sampling_params.logprobs": 0,
 }
-"""Settings of `generator` that GEM's generator does not read, and what has the effect instead."""
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Another value that means with GEM what the default does."""
+PENALTY = "repetition_penalty"
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", PENALTY)
 """What of SkyRL's sampling parameters an episode has; the rest depends on the turn."""
 
 
@@ -67,20 +106,7 @@ def read(config: Any) -> Settings:
             settings would train on something else than was asked for; the message names the key.
     """
     found = Settings.from_mapping(dict(config.gem))
-    for key, value in REFUSED.items():
-        if (given := _value(config, key)) != value:
-            raise ConfigurationError(f"{key}: {_OWN}; set it to {value!r}, got {given!r}")
-    default = type(config.generator)()
-    for key, instead in UNREAD.items():
-        if (given := _value(config.generator, key)) != _value(default, key):
-            raise ConfigurationError(f"generator.{key}: {instead}; leave it out, got {given!r}")
-    for kind in ("sampling_params", "eval_sampling_params"):
-        further = sorted(set(getattr(config.generator, kind).additional_kwargs or ()) - {*SAMPLING})
-        if further:
-            raise ConfigurationError(
-                f"generator.{kind}.additional_kwargs: an episode has {', '.join(SAMPLING)} only, "
-                f"got {', '.join(further)}"
-            )
+    _check_read(config)
     samples, tasks = config.generator.n_samples_per_prompt, config.trainer.train_batch_size
     settings.check_group_size(found.advantage, "generator.n_samples_per_prompt", samples)
     critic = bool(config.trainer.critic.model.path)
@@ -94,13 +120,12 @@ def read(config: Any) -> Settings:
             f"gem.advantage={found.advantage}: {NO_VALUES}; set "
             "generator.step_wise_trajectories=false"
         )
-    place = config.trainer.placement
-    ranks = place.policy_num_nodes * place.policy_num_gpus_per_node
-    ranks //= config.trainer.policy.sequence_parallel_size
-    if tasks * samples % ranks:
+    ranks = _ranks(config)
+    if not ranks or tasks * samples % ranks:
         raise ConfigurationError(
             f"trainer.train_batch_size: {tasks} tasks with {samples} episodes each do not divide "
-            f"among {ranks} ranks, and SkyRL would leave out what is over"
+            f"among {ranks} ranks (the least common multiple of those of all models), and SkyRL "
+            "would leave out what is over"
         )
     return found
 
@@ -126,13 +151,15 @@ def check_tasks(config: Any, tasks: int) -> None:
 def comparable(config: Any) -> bool:
     """Whether the engine's log-probabilities are of the distribution that the trainer computes.
 
-    By default vLLM reports those at temperature 1, before any candidate is left out; with
-    `logprobs_mode=processed_logprobs` those of the distribution that it samples from.
+    By default vLLM reports those at temperature 1, before any candidate is left out or penalised;
+    with `logprobs_mode=processed_logprobs` those of the distribution that it samples from.
     """
     sampling = config.generator.sampling_params
     engine = config.generator.inference_engine.engine_init_kwargs
     if dict(engine).get("logprobs_mode") == "processed_logprobs":
-        return bool(sampling.top_k == -1 and sampling.top_p == 1.0 and sampling.min_p == 0.0)
+        penalty = (sampling.additional_kwargs or {}).get(PENALTY, 1.0)
+        whole = sampling.top_k == -1 and sampling.top_p == 1.0 and sampling.min_p == 0.0
+        return bool(whole and penalty == 1.0)
     return bool(sampling.temperature == 1.0)
 
 
@@ -145,6 +172,62 @@ def evaluated_with(config: Any) -> dict[str, Any]:
     params = config.generator.eval_sampling_params
     given = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     return given | dict(params.additional_kwargs or {})
+
+
+def _check_read(config: Any) -> None:
+    """Refuse settings that nothing would read as they are meant."""
+    default = type(config)()
+    for name, why in REFUSED.items():
+        for key in _leaves(default, name):
+            given, same = _value(config, key), _value(default, key)
+            if given != same and (key not in SAME or given != SAME[key]):
+                raise ConfigurationError(f"{key}: {why}; leave it out, got {given!r}")
+    trainer, generator = config.trainer, config.generator
+    for kind in ("sampling_params", "eval_sampling_params"):
+        further = sorted(set(getattr(generator, kind).additional_kwargs or ()) - {PENALTY})
+        if further:
+            raise ConfigurationError(
+                f"generator.{kind}.additional_kwargs: GEM reads {PENALTY} only; set temperature, "
+                f"top_p, top_k and min_p in generator.{kind}, got {', '.join(further)}"
+            )
+    if (shown := trainer.num_logger_train_samples) > 0 and generator.step_wise_trajectories:
+        raise ConfigurationError(
+            "trainer.num_logger_train_samples: where an episode has several rows, SkyRL shows them "
+            f"beside prompts of other episodes; leave it out, got {shown}"
+        )
+    if trainer.eval_interval > 0 and not config.data.val_data:
+        raise ConfigurationError(
+            f"data.val_data: trainer.eval_interval={trainer.eval_interval} needs tasks; name a "
+            "file, or set trainer.eval_interval=-1"
+        )
+
+
+def _ranks(config: Any) -> int:
+    """Return the least common multiple of the models' ranks, by which SkyRL divides batches."""
+    trainer, place = config.trainer, config.trainer.placement
+    models = ["policy"]
+    if trainer.critic.model.path:
+        models.append("critic")
+    if trainer.algorithm.use_kl_loss or trainer.algorithm.use_kl_in_reward:
+        models.append("ref")
+    return math.lcm(
+        *(
+            getattr(place, f"{model}_num_nodes")
+            * getattr(place, f"{model}_num_gpus_per_node")
+            // getattr(trainer, model).sequence_parallel_size
+            for model in models
+        )
+    )
+
+
+def _leaves(config: Any, key: str) -> Iterator[str]:
+    """Yield the name of a setting, or of each one of a table."""
+    value = _value(config, key)
+    if not is_dataclass(value):
+        yield key
+        return
+    for each in fields(value):
+        yield from _leaves(config, f"{key}.{each.name}")
 
 
 def _value(config: Any, key: str) -> Any:

@@ -68,9 +68,9 @@ class _GemTrainer:
         return steps if most is None else min(steps, int(most))
 
     def build_models(self: Any, PolicyWorker: Any, CriticWorker: Any, RefWorker: Any) -> None:  # noqa: N803
-        """Make the workers; the policy's under FSDP is `gem_skyrl.worker`'s."""
-        if self.cfg.trainer.strategy == "fsdp":
-            from gem_skyrl.worker import PolicyWorker
+        """Make the workers; the policy's is `gem_skyrl.worker`'s."""
+        from gem_skyrl.worker import PolicyWorker
+
         super().build_models(PolicyWorker, CriticWorker, RefWorker)  # type: ignore[misc]
 
     async def train(self: Any) -> None:
