@@ -242,6 +242,20 @@ def test_passes_over_the_tasks_end_the_training(make_trainer: Make, tmp_path: Pa
     assert seeds[:16] == [seed for seed in range(8) for _ in range(2)]
 
 
+def test_an_end_before_the_last_pass_over_the_tasks_is_an_error(make_trainer: Make) -> None:
+    trainer = make_trainer(
+        "gem:test:Scripted-v0?n=8",
+        args={"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 6},
+    )
+    # TRL's own limit is of 32 turns an episode; these have 3.
+    assert trainer.args.max_steps == 86
+    trainer.args.max_steps = 1
+    with pytest.raises(
+        UnfinishedError, match=r"limit of 1 steps, after \d of 8 groups .* set max_"
+    ):
+        trainer.train()
+
+
 def test_code_that_exits_does_not_end_the_training_well(make_trainer: Make) -> None:
     import sys
 
@@ -405,6 +419,8 @@ def test_arguments_that_do_not_go_together_are_refused(make_trainer: Make) -> No
         make_trainer(given={"engine": "server", "peft_config": object()})
     with pytest.raises(ConfigurationError, match="temperature 1 by default.*got 0.7"):
         make_trainer(given={"engine": "server"}, args={"temperature": 0.7})
+    with pytest.raises(ConfigurationError, match=r"request_timeout: only engine='server' reads"):
+        make_trainer(args={"request_timeout": 1})
     with pytest.raises(ConfigurationError, match="checkpoints .* have no position in the tasks"):
         make_trainer().train(resume_from_checkpoint="checkpoint-1")
 

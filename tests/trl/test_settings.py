@@ -9,7 +9,7 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem_trl import GemSettings
-from gem_trl.settings import check_config, steps_per_iteration
+from gem_trl.settings import GENERATION, check_config, check_length, steps_per_iteration
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,17 @@ def test_wrong_settings_are_refused_by_name(given: dict[str, Any], said: str) ->
             {},
             r"save_steps: .* must be a multiple of 2",
         ),
+        (
+            {"num_iterations": 2, "eval_strategy": "steps", "eval_steps": 3},
+            {"record_dir": "r"},
+            r"eval_steps: the record has one evaluation .* must be a multiple of 2",
+        ),
+        ({}, {"importance_sampling": True}, r"gem\.importance_sampling: .* needs use_vllm"),
+        (
+            {"use_vllm": True, "vllm_importance_sampling_correction": False},
+            {"importance_sampling": True},
+            r"gem\.importance_sampling: .* set both",
+        ),
         ({"logging_steps": 2}, {"record_dir": "r"}, r"logging_steps: .* set it to 1"),
         ({"logging_strategy": "epoch"}, {"record_dir": "r"}, "logging_strategy to 'steps'"),
         ({"mask_truncated_completions": True}, {}, "judges an episode by its last token"),
@@ -66,12 +77,86 @@ def test_configurations_that_would_train_on_something_else_are_refused(
         check_config(args, GemSettings(**settings))
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "rloo"])
-def test_the_ratio_of_a_sequence_is_fine_where_all_turns_have_the_same_advantage(
-    make_args: Callable[..., Any], advantage: str
+@pytest.mark.parametrize("key", GENERATION)
+def test_keys_for_the_engine_that_would_do_something_else_are_refused(
+    make_args: Callable[..., Any], key: str
 ) -> None:
-    args = make_args(importance_sampling_level="sequence")
-    check_config(args, GemSettings(advantage=advantage, group_size=2))
+    args = make_args(generation_kwargs={"suppress_tokens": [1], key: 1})
+    with pytest.raises(ConfigurationError, match=rf"GRPOConfig\.generation_kwargs: .* '{key}' out"):
+        check_config(args, GemSettings())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"generation_kwargs": {"suppress_tokens": [1], "cache_implementation": "static"}},
+        {"shuffle_dataset": True},
+        {"scale_rewards": True},  # TRL's own "group"
+        {"save_strategy": "steps", "save_steps": 0.5},
+        {"enable_jit_checkpoint": True},
+        {"num_iterations": 2, "eval_strategy": "steps", "eval_steps": 3},  # without a record
+        {"num_iterations": 2, "max_steps": -1},
+    ],
+)
+def test_what_works_is_accepted(make_args: Callable[..., Any], fields: dict[str, Any]) -> None:
+    check_config(make_args(**fields), GemSettings())
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"importance_sampling_level": "sequence"},
+        {"loss_type": "vespo"},
+        {"off_policy_mask_threshold": 0.5},
+    ],
+)
+def test_losses_of_episodes_are_fine_where_all_turns_have_the_same_advantage(
+    make_args: Callable[..., Any], advantage: str, fields: dict[str, Any]
+) -> None:
+    check_config(make_args(**fields), GemSettings(advantage=advantage, group_size=2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "steps", "said"),
+    [
+        ({"max_steps": 8}, {}, 8, None),
+        ({"max_steps": 8}, {"extra_batches": 1}, 8, None),
+        (
+            {"max_steps": 9},
+            {"extra_batches": 1},
+            9,
+            "max_steps: .* 9 iterations need 36 tasks .* 32",
+        ),
+        (
+            {"max_steps": -1, "num_train_epochs": 1},
+            {"extra_batches": 1},
+            16,
+            "num_train_epochs: .*64",
+        ),
+        ({"num_iterations": 2, "max_steps": 16}, {"extra_batches": 1}, 16, None),
+        (
+            {"num_iterations": 2, "max_steps": -1, "num_train_epochs": 0.1},
+            {},
+            5,
+            "num_train_epochs: the run would end inside a batch",
+        ),
+    ],
+)
+def test_a_training_ends_with_a_batch_of_the_first_part_of_its_tasks(
+    make_args: Callable[..., Any],
+    fields: dict[str, Any],
+    settings: dict[str, Any],
+    steps: int,
+    said: str | None,
+) -> None:
+    args, gem = make_args(**fields), GemSettings(**settings)
+    check_config(args, gem)
+    if said is None:
+        check_length(args, gem, steps, tasks=64)
+    else:
+        with pytest.raises(ConfigurationError, match=said):
+            check_length(args, gem, steps, tasks=64)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -88,6 +173,7 @@ def test_an_iteration_has_steps_for_each_pass_and_minibatch(make_args: Callable[
         steps_per_generation=4,
         gradient_accumulation_steps=2,
         num_iterations=3,
+        max_steps=6,
     )
     check_config(args, GemSettings())
     assert steps_per_iteration(args) == 6

@@ -40,6 +40,25 @@ def test_what_gem_takes_the_place_of_is_refused(make_args: Make, name: str) -> N
         gem_trl.GemGRPOTrainer("m", make_args(), **{name: [len]})
 
 
+@pytest.mark.parametrize("length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}])
+def test_further_batches_are_not_trained_on(make_trainer: Make, length: dict[str, Any]) -> None:
+    """The first part of the dataset has the tasks of one iteration."""
+    trainer = make_trainer(
+        "gem:test:Scripted-v0?n=8", script=lambda *_: "end", extra_batches=1, args=length
+    )
+    with pytest.raises(ConfigurationError, match="2 iterations need 8 tasks .*, which has 4;"):
+        trainer.train()
+    assert trainer._generate_single_turn.rounds == []
+
+
+def test_accelerate_s_way_to_several_passes_a_step_is_seen(make_trainer: Make) -> None:
+    accelerator = {"gradient_accumulation_kwargs": {"num_steps": 2}}
+    with pytest.raises(
+        ConfigurationError, match="steps_per_generation: an optimiser step would mix"
+    ):
+        make_trainer(args={"accelerator_config": accelerator})
+
+
 def test_every_turn_has_its_advantage_and_observations_have_none(make_trainer: Make) -> None:
     trainer = make_trainer(
         script=lambda turn, seed: "end" if turn == seed % 3 else "on",

@@ -6,12 +6,12 @@ are GEM's, its loop and loss stay TRL's. Nothing of TRL is copied or patched.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from transformers import AutoTokenizer
 
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem_train.ending import to_the_end
 from gem_train.recording import rows_wanted
 from gem_train.seams import Seam, called, check_seams
@@ -21,7 +21,7 @@ from gem_trl.async_engine import InProcessEngine
 from gem_trl.async_server import ServerEngine
 from gem_trl.record import recording
 from gem_trl.rewards import RewardFunction, RewardFunctions
-from gem_trl.settings import GemSettings
+from gem_trl.settings import GemSettings, changed
 
 _ASYNC = "trl.experimental.async_grpo."
 SEAMS = [
@@ -74,6 +74,12 @@ UNUSED = {
     "log_completions": "of TRL's own worker; GEM's record has the episodes (gem.record_dir)",
 }
 """Fields of AsyncGRPOConfig that have no effect here, and what has instead."""
+
+SERVER = dict.fromkeys(
+    ("vllm_server_base_url", "vllm_server_timeout", "request_timeout", "weight_sync_timeout"),
+    "only engine='server' reads it, and the default engine samples in this process",
+)
+"""Fields that have no effect with the default engine."""
 
 
 class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
@@ -132,7 +138,7 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
                 "peft_config: TRL may give the server an adapter of another name for each update, "
                 "which engine='server' does not ask for; leave out one of them"
             )
-        check_config(args, gem)
+        check_config(args, gem, engine)
         if served and args.temperature != 1:
             raise ConfigurationError(
                 "AsyncGRPOConfig.temperature: vLLM's server reports log-probabilities at "
@@ -201,8 +207,9 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
             ConfigurationError: It is to go on from a checkpoint, which has no position in the
                 tasks.
             RolloutError: Playing failed: too many episodes, the engine, or a reward function.
-            UnfinishedError: Fewer steps were made than were asked for, or something called
-                `sys.exit()`. A callback may end the training earlier.
+            UnfinishedError: Fewer steps were made than were asked for, or TRL's limit of steps
+                came before the end of `num_train_epochs`, or something called `sys.exit()`. A
+                callback may end the training earlier.
         """
         if args or kwargs.get("resume_from_checkpoint"):
             raise ConfigurationError(
@@ -214,6 +221,7 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
         if self.gem_worker is not None:
             # What failed after the last sample that was trained on.
             self.gem_worker.check()
+            self._check_epochs()
         return result
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -231,6 +239,19 @@ class GemAsyncGRPOTrainer(AsyncGRPOTrainer):  # type: ignore[misc]
                     "batches"
                 )
 
+    def _check_epochs(self) -> None:
+        """Raise if TRL's limit of steps has ended the training before all passes over the tasks.
+
+        Without `max_steps` TRL sets one for 32 samples an episode; here each turn may be one.
+        """
+        trained, wanted, state = len(self._trained_groups), self._epoch_stop_groups, self.state
+        if wanted is not None and trained < wanted and state.global_step >= state.max_steps:
+            raise UnfinishedError(
+                "AsyncGRPOConfig.num_train_epochs: TRL has ended the training at its own limit of "
+                f"{state.max_steps} steps, after {trained} of {wanted} groups of episodes; set "
+                "max_steps"
+            )
+
     def _wanted(self) -> int:
         """Return the steps of the run, or those until a callback ended the training."""
         ended = self.control.should_training_stop and self.state.global_step > 0
@@ -241,12 +262,15 @@ class _Absent:
     """What the other processes are given: TRL uses neither worker nor transfer there."""
 
 
-def check_config(args: Any, gem: GemSettings) -> None:
+def check_config(
+    args: Any, gem: GemSettings, engine: Engine | Literal["server"] | None = None
+) -> None:
     """Refuse an AsyncGRPOConfig that would train on something else than the settings say.
 
     Args:
         args: The AsyncGRPOConfig.
         gem: The settings.
+        engine: See `GemAsyncGRPOTrainer`.
 
     Raises:
         ConfigurationError: The message names the key, its value, why, and what to choose instead.
@@ -264,18 +288,11 @@ def check_config(args: Any, gem: GemSettings) -> None:
         ],
         "gem.",
     )
-    defaults = {each.name: each.default for each in fields(args)}
     every = "TRL's logs tell whether it drops samples; set it to 1, and logging_strategy to 'steps'"
     rare = (args.logging_strategy, args.logging_steps) != ("steps", 1)
     refuse_values(vars(args), [("logging_steps", rare, every)], "AsyncGRPOConfig.")
-    refuse_values(
-        vars(args),
-        [
-            (name, getattr(args, name) != defaults[name], f"{instead}; leave its default")
-            for name, instead in UNUSED.items()
-        ],
-        "AsyncGRPOConfig.",
-    )
+    unused = UNUSED if engine is not None else UNUSED | SERVER
+    refuse_values(vars(args), changed(args, unused), "AsyncGRPOConfig.")
     whole = "the ratio in TRL's loss would compare different distributions; leave its default"
     longest = gem.prompt_tokens + gem.response_tokens
     short = args.token_budget is not None and 0 < args.token_budget < longest

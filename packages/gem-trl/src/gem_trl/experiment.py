@@ -360,7 +360,8 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
         spec: The experiment, which `check_spec` accepts.
         folder: Of the record.
         processes: Number of processes that train.
-        given: Further fields, which have no effect on what is learned. A
+        given: Further fields, for the hardware. Nothing checks that they do not change what is
+            learned, and the record does not have them. A
             `per_device_train_batch_size` is the most episodes of a forward pass.
 
     Raises:

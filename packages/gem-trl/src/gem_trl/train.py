@@ -3,8 +3,8 @@
     python -m gem_trl.train guess.toml --record runs/guess use_vllm=true gradient_checkpointing=true
     accelerate launch --num_processes 8 -m gem_trl.train guess.toml --record runs/guess
 
-SPEC is a RunSpec as TOML or JSON; the keys are fields of GRPOConfig that decide nothing about what
-is learned. The run leaves a record (`gem_train.record`) and checkpoints, and goes on from the
+SPEC is a RunSpec as TOML or JSON; the keys are fields of GRPOConfig that it does not decide, for
+the hardware. The run leaves a record (`gem_train.record`) and checkpoints, and goes on from the
 last whole one when it is started again.
 """
 

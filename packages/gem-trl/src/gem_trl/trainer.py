@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import trl
 from accelerate.utils import gather_object
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from gem.errors import ConfigurationError
@@ -45,7 +46,7 @@ from gem_trl.record import RECORDED, of_iteration, recording
 from gem_trl.replacement import check_class, check_kept
 from gem_trl.rewards import RewardFunction, RewardFunctions
 from gem_trl.rollout import columns, sampling_at, training_row
-from gem_trl.settings import GemSettings, check_config, steps_per_iteration
+from gem_trl.settings import GemSettings, check_config, check_length, steps_per_iteration
 
 SEAMS = [
     Seam("trl:GRPOTrainer._generate_and_score_completions", "self, inputs"),
@@ -132,6 +133,9 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             warnings.filterwarnings("ignore", "You are using 'rollout_func'")
             super().__init__(model, rewards, args, rollout_func=self._rollout, **kwargs)
         check_kept(self, self._rollout, rewards)
+        # accelerator_config may have changed gradient_accumulation_steps.
+        check_config(args, self.gem)
+        self.add_callback(_Length(self._check_length))
         # As TRL does where its environments have a reward: that has weight 1.
         self.reward_weights = torch.tensor([1.0, *self._rewards.weights.values()])
         if self.gem.group_size is not None:
@@ -157,11 +161,18 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Train to the end; see TRL's method. A callback may end the training earlier.
 
         Raises:
+            ConfigurationError: The training would end inside a batch, or leave the first part of
+                the dataset (`GemSettings.extra_batches`).
             UnfinishedError: Fewer iterations are recorded than were asked for, or something called
                 `sys.exit()`.
         """
         with self._recording.to_the_end(self._wanted):
             return super().train(*args, **kwargs)
+
+    def _check_length(self, max_steps: int) -> None:
+        filtered = self.gem.extra_batches is not None
+        tasks = len(self.train_dataset) if filtered else None
+        check_length(self.args, self.gem, max_steps, tasks)
 
     def _wanted(self) -> int:
         """Return the iterations of the run, or those until a callback ended the training."""
@@ -418,6 +429,16 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if seen[trajectory.group] <= self.num_generations_eval:
                 kept.append(trajectory)
         return kept
+
+
+class _Length(TrainerCallback):  # type: ignore[misc]
+    """Checks the number of steps of a training, which is known when it begins."""
+
+    def __init__(self, check: Callable[[int], None]) -> None:
+        self._check = check
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._check(state.max_steps)
 
 
 @dataclass
