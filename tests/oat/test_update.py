@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gem_oat.advantage import Row, give_advantages
+from gem_oat.learner import Learner
 from gem_oat.settings import GemSettings
 from gem_oat.update import Updater
 from gem_train.experiment.estimate import turn_advantages
@@ -275,3 +277,34 @@ def test_rows_without_a_sampled_token_are_no_step() -> None:
     updater = Updater(made)
     assert updater.policy_step([row]) == {}
     assert made.model.model.boundaries == []
+
+
+def test_the_critic_learns_with_gradient_checkpoints(model: Path) -> None:
+    """Its values stay the same; what is computed forward is computed again backward."""
+    from oat.model import Critic
+
+    critic = Critic(str(model), bf16=False)
+    critic.gradient_checkpointing_enable()
+    ids, passes, values = torch.arange(6)[None], [], []
+    critic.model.model.layers[0].register_forward_pre_hook(lambda *_: passes.append(1))
+
+    def critic_step(rows: Sequence[Row]) -> dict[str, float]:
+        values.append(critic(input_ids=ids, attention_mask=torch.ones_like(ids)))
+        values[-1].sum().backward()
+        return {"value_loss": 0.0}
+
+    critic_step([])
+    assert len(passes) == 1
+    run = SimpleNamespace(
+        args=SimpleNamespace(minibatches=1, num_ppo_epochs=1, gem=GemSettings()),
+        updater=SimpleNamespace(policy_step=lambda rows: {}, critic_step=critic_step),
+        model=nn.Identity(),
+        critic=critic,
+        rows=[],
+        steps=1,
+        policy_sgd_step=0,
+        global_step=0,
+    )
+    Learner.learn(run, 1)  # type: ignore[arg-type]
+    assert len(passes) == 3
+    assert torch.equal(*values)

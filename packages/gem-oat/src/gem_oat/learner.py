@@ -134,6 +134,9 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         """Train on the rows; return oat's training metrics, the same on all ranks."""
         args, began = self.args, time.perf_counter()
         self.model.train()
+        if self.critic is not None:
+            # Gradient checkpoints are made in this mode only.
+            self.critic.train()
         steps, parts = [], batches.minibatches(self.rows, args.minibatches)
         agreement = Agreement()
         if args.num_ppo_epochs * args.minibatches > 1:
