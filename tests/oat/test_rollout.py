@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +40,26 @@ def actor(tokenizer: Any, argv: Argv) -> Callable[..., Any]:
         return made
 
     return make
+
+
+@pytest.mark.skipif(os.environ.get("GEM_CPU") != "1", reason="needs the stand-in for vLLM")
+def test_the_tokenizer_that_is_named_writes_the_turns(
+    argv: Argv, model: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = tokenizer.chat_template.replace("<|im_start|>", "<|im_start|>the ")
+    other.save_pretrained(tmp_path)
+
+    def prompt(**flags: Any) -> str:
+        made = Actor(None, {"model": str(model)}, parse(argv(pretrain=model, **flags)))
+        made.init(0, str(tmp_path))
+        made.ipc_client = SimpleNamespace(serialize_ipc=lambda episodes: episodes)
+        [played] = made.step(tasks(1), None, ["0"])
+        [row] = played.unpack().training_rows()
+        return str(tokenizer.decode(row.prompt_ids))
+
+    assert prompt().startswith("<|im_start|>user")
+    assert prompt(tokenizer=tmp_path).startswith("<|im_start|>the user")
 
 
 def tasks(
@@ -100,7 +123,7 @@ def test_flags_reach_the_engine(actor: Any, llm: Any, tokenizer: Any) -> None:
 
 def test_an_evaluation_has_its_own_sampling_and_lengths(actor: Any, llm: Any) -> None:
     engine = llm(["<1>"])
-    own = {"gem_min_p": 0.2, "gem_repetition_penalty": 1.2}
+    own = {"gem_min_p": 0.2, "gem_repetition_penalty": 1.2, "tis_c": "None"}
     playing = actor(engine, eval_generate_max_length=5, eval_temperature=0.3, **own)
     playing.play_evaluation(tasks(3, sampling=EvalSampling(temperature=0.0, top_k=4)), 0, 4)
     playing.play_evaluation(tasks(3), 1, 4)

@@ -25,6 +25,9 @@ class Actor(PPOActor):  # type: ignore[misc]
 
     def init(self, actor_id: int, save_path: str) -> None:
         """Load the engine; called by oat's learner."""
+        if self.args.tokenizer:
+            # oat gives it to its learner only.
+            self.vllm_args["tokenizer"] = self.args.tokenizer
         with status_files.reported(f"actor {actor_id}"):
             super().init(actor_id, save_path)
             self._chat = self.args.gem.chat_format(self.tokenizer)

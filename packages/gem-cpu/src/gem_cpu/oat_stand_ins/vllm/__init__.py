@@ -58,6 +58,7 @@ class LLM:
     def __init__(
         self,
         model: str,
+        tokenizer: str | None = None,
         dtype: str = "float32",
         seed: int = 0,
         max_model_len: int | None = None,
@@ -67,14 +68,14 @@ class LLM:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         precision = getattr(torch, dtype)
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer or model)
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=precision).eval()
         longest = max_model_len or self._model.config.max_position_embeddings
         self.llm_engine = LLMEngine(self._model, self._tokenizer, longest, random.Random(seed))
         self._worker = _worker(worker_extension_cls, self._model, precision)
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer."""
+        """The tokenizer, by default the model's."""
         return self._tokenizer
 
     def collective_rpc(self, method: str, args: Sequence[Any] = ()) -> list[Any]:
