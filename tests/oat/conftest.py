@@ -7,6 +7,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,6 +97,12 @@ def argv() -> Callable[..., list[str]]:
 
     def make(*switches: str, **changes: Any) -> list[str]:
         flags = {k: v for k, v in {**FLAGS, **changes}.items() if v is not None}
-        return [*(f"--{name}={value}" for name, value in flags.items()), "--collocate", *switches]
+        return [*starmap(_argument, flags.items()), "--collocate", *switches]
 
     return make
+
+
+def _argument(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"

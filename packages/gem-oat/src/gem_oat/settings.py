@@ -14,7 +14,7 @@ from oat.args import default_args_validation
 
 from gem.estimators import estimator
 from gem.rollout import Budget
-from gem.tables import json_or_text, setting
+from gem.tables import check, json_or_text, setting
 from gem_train.experiment.hardware import logit_scales
 from gem_train.experiment.losses import Correction, PolicyLoss
 from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
@@ -132,6 +132,23 @@ class Args(_flags()):  # type: ignore[misc]
         return Budget(min(turn, room), room, self.prompt_max_length, self.gem.turns)
 
 
+@dataclass(frozen=True)
+class Ranges:
+    """Ranges of oat's own flags, which oat does not check, under their names."""
+
+    num_samples: int = setting("episodes of each task", least=1)
+    num_ppo_epochs: int = setting("passes over a batch", least=1)
+    top_p: float = setting("nucleus mass", above=0, most=1)
+    top_k: int = setting("number of candidates", least=1, special=-1)
+    gamma: float = setting("discount per turn", least=0, most=1)
+    lam: float = setting("GAE's lambda per turn", least=0, most=1)
+    cliprange: float = setting("clip range of the probability ratio", above=0)
+    tis_c: float | None = setting("most weight in importance sampling", above=0)
+    beta: float = setting("weight of the KL penalty", least=0)
+    vf_coef: float = setting("weight of the critic's loss", least=0)
+
+
+_REWARDS = "rewards are the environment's"
 _REASONS = {
     "asynchronous sync_params_every": "every batch is sampled by the policy that it trains",
     "max_sgd_steps buffer_clear_every": "every batch is trained on once, and as a whole",
@@ -139,19 +156,32 @@ _REASONS = {
     "max_epochs": "--num_ppo_epochs is the number of passes over a batch",
     "reinforce_update": "oat 0.2 divides by zero; one optimiser step a batch is REINFORCE's",
     "train_batch_size_per_device": "--gem_forward_tokens decides how many rows are one forward",
+    "dry_run dry_run_prompt_len dry_run_response_len": (
+        "rows are whole episodes, never dummies; the longest has --max_model_len tokens"
+    ),
     "lora_sync_only": "turns are asked of the engine without an adapter, which it would need",
     "num_gpus_per_actor": "oat's multi-turn learner knows actors of one GPU only",
     "whiten_adv whiten_rewards": "--gem_whiten normalises advantages, over turns of all ranks",
-    "oracle non_stop_penalty non_stop_fixed_reward": "rewards are the environment's",
+    "oracle oracle_batch_size remote_rm_url remote_rm_client_workers": _REWARDS,
+    "learn_rm learn_rm_only non_stop_penalty non_stop_fixed_reward": _REWARDS,
     "reward_scale": "--gem_reward_scale is the factor of every turn's reward",
     "kl_penalty_coef": "a KL penalty is a term of the loss here: --beta",
     "ignore_no_eos": "every sampled token is trained on",
     "apply_chat_template": "the model's chat template is always applied",
+    "disable_fast_tokenizer": "the engine's tokenizer, which is the fast one, writes the turns",
+    "rnd_seed": "tasks have a fixed order, and without --gem_seed every run samples other turns",
     "prompt_data": "--gem_tasks names what is trained on",
     "eval_data online_evaluation best_of_n_eval": "--gem_eval names what is evaluated on",
+    "input_key output_key train_split eval_split eval_input_key eval_output_key": (
+        "it is about the file of --prompt_data; --gem_tasks and --gem_eval name what is played"
+    ),
     "eval_n": "an evaluation plays every task once; name more seeds in --gem_eval",
+    "max_eval": "n in --gem_eval says how many tasks are played",
+    "eval_batch_size": "all episodes of an evaluation are played at the same time",
     "dump_all_buffer dump_replay_every": "--gem_record_dir keeps the episodes",
-    "resume_dir": "oat begins with the first batch again; --gem_resume goes on",
+    "resume_dir resume_tag": (
+        "oat begins with the first batch again; --gem_resume goes on from the last checkpoint"
+    ),
     "launch_type": "Launchpad's processes are the only kind that oat works with",
 }
 REFUSED = {name: reason for names, reason in _REASONS.items() for name in names.split()}
@@ -171,6 +201,7 @@ def parse(argv: Sequence[str]) -> Args:
         # oat has text fields whose default is none.
         warnings.filterwarnings("ignore", message="The field .* is annotated with type")
         args = tyro.cli(Args, args=list(argv), prog="python -m gem_oat")
+    check(Ranges(**{f.name: getattr(args, f.name) for f in fields(Ranges)}), "--")
     args.sources()
     refuse_values(vars(args), _refusals(args), "--")
     args.algo = "PPO"
@@ -186,12 +217,12 @@ def parse(argv: Sequence[str]) -> Args:
 
 def _refusals(args: Args) -> Iterator[Refusal]:
     """Yield flags that would train on something else than they say."""
-    defaults = {field.name: field.default for field in fields(Args)}
     for name, reason in REFUSED.items():
-        default = defaults[name]
+        default = getattr(Args, name)
         yield name, getattr(args, name) != default, f"{reason}; leave it at {default!r}"
     yield from _sizes(args)
     yield from _algorithm(args)
+    yield from _sampling(args)
 
 
 def _sizes(args: Args) -> Iterator[Refusal]:
@@ -205,12 +236,15 @@ def _sizes(args: Args) -> Iterator[Refusal]:
     args.budget()
     args.budget(evaluation=True)
     size, ranks, step = args.rollout_batch_size, args.learners, args.train_batch_size
-    yield "num_samples", args.num_samples < 1, "must be above 0"
     yield "rollout_batch_size", size % ranks > 0, f"tasks do not divide over {ranks} learners"
     per_device, share = args.rollout_batch_size_per_device, size // ranks
     follows = f"it is --rollout_batch_size over the number of learners, {share}; leave it out"
     known = (PPOArgs.rollout_batch_size_per_device, share)
     yield "rollout_batch_size_per_device", per_device not in known, follows
+    kept, share = args.pi_buffer_maxlen_per_device, args.episodes // ranks
+    all_of_them = f"every episode is trained on, here {share} a learner; leave it out"
+    known = (PPOArgs.pi_buffer_maxlen_per_device, share)
+    yield "pi_buffer_maxlen_per_device", kept not in known, all_of_them
     yield "max_train", args.iterations < 1, f"less than one iteration of {size} tasks"
     uneven = f"an iteration of {args.episodes} episodes does not divide into such steps"
     yield "train_batch_size", step < 1 or args.episodes % step > 0, uneven
@@ -218,22 +252,53 @@ def _sizes(args: Args) -> Iterator[Refusal]:
 
 
 def _algorithm(args: Args) -> Iterator[Refusal]:
-    name, temperature = args.gem.advantage, args.temperature
-    yield "beta", args.beta < 0, "must be at least 0"
+    name = args.gem.advantage
+    gradients = "gem_oat has policy gradients only: --gem_advantage and --gem_loss; leave it out"
+    yield "algo", args.algo not in (PPOArgs.algo, "PPO"), gradients
     chosen = estimator(name)
     needed = "ppo, which makes the critic" if chosen.needs_critic else "no critic"
     critic = f"--gem_advantage {name} needs {needed}"
     yield "critic_type", chosen.needs_critic != (args.critic_type == "ppo"), critic
+    here = (
+        "it only says whether there is a critic; oat's grpo is --gem_advantage grpo with "
+        "--gem_loss_aggregation row-mean-token-mean here; leave it out"
+    )
+    yield "critic_type", args.critic_type == "grpo", here
     warm = f"--gem_advantage {name} has no critic; leave it out"
     yield "gem_critic_warmup", args.gem.critic_warmup > 0 and not chosen.needs_critic, warm
+    late = (
+        "the policy's learning rate would begin its schedule after the critic's warm-up; set "
+        "--lr_scheduler constant"
+    )
+    scheduled = args.lr_scheduler != "constant"
+    yield "gem_critic_warmup", args.gem.critic_warmup > 0 and scheduled, late
+    # Without an upper limit: at infinity nothing is clipped.
+    yield "cliprange_value", not args.cliprange_value > 0, "must be above 0"
     alone = f"--gem_advantage {name} compares the episodes of a task: must be at least 2"
     yield "num_samples", chosen.compares == "group" and args.num_samples < 2, alone
-    compared = "a correction needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
-    yield "temperature", args.gem.corrects and temperature != 1, compared
     scaled = logit_scales(str(args.pretrain))
     kept = f"it leaves out the model's {', '.join(scaled)}: --no-use_fused_lm_head"
     yield "use_fused_lm_head", bool(args.use_fused_lm_head and scaled), kept
-    yield "temperature", not 0 < temperature < math.inf, "must be above 0; --top_k 1 is greedy"
+
+
+def _sampling(args: Args) -> Iterator[Refusal]:
+    compared = (
+        "a correction needs vLLM's log-probabilities, which are of temperature 1 and before "
+        "tokens are left out or penalised; leave out --gem_tis_floor and --gem_reject_*, and set "
+        "--tis_c None"
+    )
+    for name in ("temperature", "top_p", "top_k", "gem_min_p", "gem_repetition_penalty"):
+        changed = getattr(args, name) != getattr(Args, name)
+        yield name, args.gem.corrects and changed, compared
+    greedy = "must be above 0; --top_k 1 is greedy"
+    yield "temperature", not 0 < args.temperature < math.inf, greedy
+    nothing = (
+        "without a critic and adapters, whose first weights it draws, it changes nothing; turns "
+        "are sampled with --gem_seed, and seed= in --gem_tasks says which tasks are played; leave "
+        "it out, or give --gem_seed the same value"
+    )
+    drawn = args.critic_type == "ppo" or args.lora_rank > 0
+    yield "seed", not drawn and args.seed not in (PPOArgs.seed, args.gem.seed), nothing
 
 
 def shown(args: Args) -> dict[str, Any]:
