@@ -72,6 +72,13 @@ def test_two_evaluations_of_one_name_are_refused() -> None:
         dataset_text(line, texts, evaluation=True)
 
 
+def test_a_training_file_says_no_sampling_of_its_own() -> None:
+    texts = [f"{GAME}?n=1", f"{GAME}?n=1#name=greedy&temperature=0"]
+    assert dataset_text(line, texts, evaluation=True).count("\n") == 2
+    with pytest.raises(ConfigurationError, match=r"temperature=0': .* --eval"):
+        dataset_text(line, texts, evaluation=False)
+
+
 def test_the_command_writes_what_the_function_returns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

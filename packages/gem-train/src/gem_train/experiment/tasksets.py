@@ -241,9 +241,19 @@ def dataset_text(line: Line, texts: Sequence[str], *, evaluation: bool) -> str:
 
     Args:
         line: Makes the trainer's columns of a row.
-        texts: See `dataset_rows`, which also says what is raised.
+        texts: See `dataset_rows`.
         evaluation: Whether the file is for evaluation.
+
+    Raises:
+        ConfigurationError: A training set has a temperature; or see `dataset_rows`.
     """
+    for text in () if evaluation else texts:
+        if Source.parse(text).sampling is not None:
+            raise ConfigurationError(
+                f"{text!r}: temperature is for evaluations; leave it out, because in training all "
+                "turns are sampled as the trainer's configuration says, or make the file with "
+                "--eval"
+            )
     rows = dataset_rows(texts, evaluation=evaluation)
     return "".join(json.dumps(line(row)) + "\n" for row in rows)
 
