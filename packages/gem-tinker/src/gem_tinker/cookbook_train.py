@@ -99,6 +99,11 @@ def check(config: Config) -> Direct:
         "max_tokens": (builder.turn_tokens, "the same as dataset_builder.turn_tokens"),
         "temperature": (1, "the losses take temperature 1 only"),
         "rollout_error_tolerance": (None, "retries and max_failed_fraction are used instead"),
+        "renderer_name": (
+            None,
+            "conversations are rendered with the tokenizer's chat template; use "
+            "template_kwargs, system_prompt and thinking of the dataset_builder",
+        ),
     }
     for key, (value, reason) in needed.items():
         if getattr(config, key) != value:
@@ -107,6 +112,12 @@ def check(config: Config) -> Direct:
         raise ConfigurationError(
             "termination: it would change the cookbook's rewards, not GEM's advantages; leave it "
             "out, and choose a model for which the cookbook has none of its own"
+        )
+    episodes = builder.groups_per_batch * builder.group_size
+    if not 1 <= config.num_substeps <= episodes:
+        raise ConfigurationError(
+            f"num_substeps must be at least 1 and at most {episodes}, the number of episodes in a "
+            f"batch, got {config.num_substeps}"
         )
     # Keys that mean the same have the same name, but for when the cookbook evaluates and saves.
     keys = {key.name for key in fields(Direct)} - {"eval_every", "save_every"}
