@@ -191,6 +191,17 @@ def test_with_rl2s_own_estimator_the_first_failure_stops_the_run(
         play(r, server(["crash"]), tokenizer)
 
 
+def test_a_turn_of_an_evaluation_has_a_limit_of_its_own(
+    world: Any, server: Any, tokenizer: Any
+) -> None:
+    limits = {"rollout.test_sampling_params": 60, world.PARAMS: 20}
+    r = rollouts(world, *(f"{key}.max_new_tokens={limits[key]}" for key in limits))
+    s = server(["end"])
+    play(r, s, tokenizer, row(name="same"))
+    play(r, s, tokenizer)
+    assert [r["sampling_params"]["max_new_tokens"] for r in s.requests] == [60, 20]
+
+
 def test_evaluation_episodes_are_kept_apart(world: Any, server: Any, tokenizer: Any) -> None:
     r = rollouts(world)
     play(r, server(["end"]), tokenizer, row(name="same"))

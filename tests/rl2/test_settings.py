@@ -38,6 +38,15 @@ def test_the_budget_is_what_the_rows_leave(world: Any) -> None:
     assert budget(Settings(prompt_tokens=100, response_tokens=50), keys).response_tokens == 50
 
 
+def test_evaluations_may_have_turns_of_another_length(world: Any) -> None:
+    settings = Settings(prompt_tokens=100)
+    limit = f"{world.PARAMS}.max_new_tokens=20"
+    for given, most in (([], 20), (["rollout.test_sampling_params.max_new_tokens=60"], 60)):
+        keys = world.keys(limit, *given)
+        assert budget(settings, keys).turn_tokens == 20
+        assert budget(settings, keys, evaluation=True).turn_tokens == most
+
+
 def test_a_critic_that_takes_less_shortens_the_rows(world: Any) -> None:
     keys = world.keys("adv.estimator=gae", "critic.max_length_per_device=300")
     assert keys.longest == 300
@@ -49,6 +58,9 @@ def test_rows_longer_than_rl2_takes_are_refused(world: Any, settings: dict[str, 
     check(Settings(prompt_tokens=499), world.keys())
     with pytest.raises(ConfigurationError, match="actor.max_length_per_device allows 500"):
         check(Settings(**{"prompt_tokens": 100, **settings}), world.keys())
+    keys = world.keys("actor.max_inference_length_per_device=400")
+    with pytest.raises(ConfigurationError, match="max_inference_length_per_device allows 400"):
+        check(Settings(**{"prompt_tokens": 100, **settings}), keys)
 
 
 def test_a_missing_length_is_named(world: Any) -> None:
@@ -72,6 +84,15 @@ def refusals(world: Any) -> list[tuple[list[str], dict[str, Any], str]]:
         ),
         (["adv.global_norm=true"], {}, "adv.global_norm"),
         ([], {"seed": 3}, r"gem.seed: .*\+rollout.server_args.random_seed.* got 3"),
+        *(
+            ([f"+rollout.{part}.{name}={value}"], {}, rf"^rollout.{part}.{name}: .*leave it out")
+            for part in ("train_sampling_params", "test_sampling_params")
+            for name, value in (
+                ("stop_token_ids", "[5]"),
+                ("skip_special_tokens", "false"),
+                ("spaces_between_special_tokens", "true"),
+            )
+        ),
     ]
 
 
@@ -89,7 +110,8 @@ def test_filtering_without_groups_does_nothing_and_is_allowed(world: Any) -> Non
 
 
 def test_rl2s_own_estimators_keep_their_keys(world: Any) -> None:
-    check(Settings(prompt_tokens=100), world.keys("adv.norm_var=true", "adv.global_norm=true"))
+    own = ("adv.norm_var=true", "adv.global_norm=true", "adv.responses_per_prompt=8")
+    check(Settings(prompt_tokens=100), world.keys(*own))
 
 
 def test_ranks_that_would_train_apart_are_refused(world: Any) -> None:
@@ -101,3 +123,13 @@ def test_ranks_that_would_train_apart_are_refused(world: Any) -> None:
         keys = world.keys(f"actor.ddp_size={copies}", f"actor.tp_size={parallel}")
         with pytest.raises(ConfigurationError, match=f"actor.ddp_size: on {ranks} ranks .*got"):
             check(settings, keys, ranks)
+
+
+def test_models_that_do_not_exist_may_be_on_any_ranks(world: Any) -> None:
+    check(Settings(prompt_tokens=100), world.keys("critic.ddp_size=2", "ref_actor.ddp_size=2"), 2)
+
+
+def test_a_reference_whose_weights_reach_all_ranks_may_be_whole_on_each(world: Any) -> None:
+    for own, ranks in (("offload_model=true", 2), ("offload_model=false", 4)):
+        keys = world.keys("actor.kl.coef=0.5", "ref_actor.ddp_size=2", f"ref_actor.{own}")
+        check(Settings(prompt_tokens=100), keys, ranks)

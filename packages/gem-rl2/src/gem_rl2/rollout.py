@@ -47,6 +47,7 @@ class Rollouts:
         """Evaluation episodes that were not recorded yet, by name."""
         self._batch: list[PackedTrajectory] = []
         self._budget = budget(settings, keys)
+        self._eval_budget = budget(settings, keys, evaluation=True)
         self._chat: ChatFormat | None = None
         self._places = asyncio.Semaphore(settings.episodes_at_once or 2**30)
 
@@ -77,14 +78,13 @@ class Rollouts:
         chat = self._chat
         if row.sampling is not None:
             params = {**params, **row.sampling.engine}
-        limit = aiohttp.ClientTimeout(total=settings.request_timeout_s)
-        async with self._places, aiohttp.ClientSession(timeout=limit) as session:
+        limits = self._budget if row.evaluation is None else self._eval_budget
+        timeout = aiohttp.ClientTimeout(total=settings.request_timeout_s)
+        async with self._places, aiohttp.ClientSession(timeout=timeout) as session:
             sampler = SglangSampler(
                 session, url, params, stop_ids=chat.stop_ids, retries=settings.request_retries
             )
-            played = await settings.play_all(
-                row.task, sampler, chat, self._budget, group=row.number
-            )
+            played = await settings.play_all(row.task, sampler, chat, limits, group=row.number)
         packed = [PackedTrajectory.of(trajectory) for trajectory in played]
         if row.evaluation is not None:
             self.evaluated.setdefault(row.evaluation, []).extend(packed)
