@@ -15,6 +15,7 @@ from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem.trajectory import Trajectory, turn_table
 from gem_openrlhf.advantage import read_rows
 from gem_openrlhf.rollout import FAILED
+from gem_train.experiment.estimate import Shaping
 from gem_train.record import read_run
 from gem_train.testing.golden import golden_batch
 
@@ -115,18 +116,58 @@ def test_a_row_of_another_executor_stops_the_run(world: Any, made: Any) -> None:
         maker.compute_advantages_and_returns(batch)
 
 
-def test_length_penalties_are_added_to_the_last_turn(world: Any, made: Any) -> None:
+SHAPINGS: list[dict[str, Any]] = [{}, {"reward_scale": 0.1}, {"reward_clip": 0.2}]
+
+
+@pytest.mark.parametrize("shaping", SHAPINGS, ids=str)
+@pytest.mark.parametrize("coefficient", [0.5, -0.5])
+def test_the_penalty_of_cut_episodes_is_of_the_shaped_reward_and_is_the_last_turn_s(
+    coefficient: float, shaping: dict[str, Any], world: Any, made: Any
+) -> None:
     batch = [t for t in golden_batch() if t.valid][:6]
-    maker = made("--reward.stop_properly_penalty_coef", "0.5", advantage="reinforce", samples=1)
+    flag = ("--reward.stop_properly_penalty_coef", str(coefficient))
+    maker = made(*flag, advantage="reinforce", samples=1, **shaping)
+    for trajectory in batch:
+        trajectory.turns[-1].__dict__["reward"] += 1.0
     prepared = world.experiences(maker, batch)
     cut = [bool(e.truncated[i]) for e in prepared for i in range(len(e.truncated))]
     assert any(cut) and not all(cut)
-    found = at_turns(world, maker.compute_advantages_and_returns(prepared), batch)
-    for trajectory, truncated, turns in zip(batch, cut, found, strict=True):
-        total = trajectory.total_reward * (0.5 if truncated else 1.0)
-        assert turns[0] == pytest.approx(total)  # gamma is 1: the return of the first turn
+    done = maker.compute_advantages_and_returns(prepared)
+    logged = torch.cat([e.info["reward"] for e in done]).tolist()
+    for trajectory, truncated, turns, of_log in zip(
+        batch, cut, at_turns(world, done, batch), logged, strict=True
+    ):
+        rewards = Shaping(**shaping).rewards(trajectory.rewards)
+        total = sum(rewards)
         if truncated:
-            assert turns[-1] == pytest.approx(trajectory.rewards[-1] - total)
+            total = coefficient * total if coefficient > 0 else coefficient
+        assert turns[0] == pytest.approx(total)  # gamma is 1: the return of the first turn
+        assert turns[-1] == pytest.approx(rewards[-1] + total - sum(rewards))
+        assert of_log == pytest.approx(trajectory.total_reward + total - sum(rewards))
+
+
+@pytest.mark.parametrize("advantage", ["reinforce", None])
+@pytest.mark.parametrize("flags", [(), ("--rollout.max_new_tokens", "8")], ids=str)
+def test_the_penalty_of_long_episodes_begins_before_the_end_of_the_response(
+    flags: tuple[str, ...], advantage: str | None, world: Any, made: Any
+) -> None:
+    """Whatever a turn may have: OpenRLHF compares it with whole episodes."""
+    batch = [t for t in golden_batch() if t.valid][:6]
+    free, buffer = 8, 1016  # of the 1024 tokens of a response
+    flags = ("--reward.overlong_buffer_len", str(buffer), *flags)
+    maker = made(*flags, advantage=advantage, samples=1)
+    prepared = world.experiences(maker, batch)
+    lengths = torch.cat([e.response_length for e in prepared]).tolist()
+    assert min(lengths) <= free < max(lengths)
+    done = maker.compute_advantages_and_returns(prepared)
+    expected = [
+        t.total_reward - max(length - free, 0) / buffer
+        for t, length in zip(batch, lengths, strict=True)
+    ]
+    assert torch.cat([e.info["reward"] for e in done]).tolist() == pytest.approx(expected)
+    if advantage is not None:
+        found = at_turns(world, done, batch)
+        assert [turns[0] for turns in found] == pytest.approx(expected)
 
 
 def test_kl_in_the_reward_is_summed_over_each_turn(world: Any, made: Any) -> None:
@@ -251,37 +292,30 @@ def test_the_loss_has_the_entropy_bonus_and_the_rate_is_called_the_next_one_s(
     assert found == [(pytest.approx(0.3), 0.1), (pytest.approx(0.3), 0.05)]
 
 
-def test_a_loss_without_its_penalty_is_not_recorded(world: Any, made: Any, tmp_path: Path) -> None:
-    flags = ("--algo.kl.use_loss", "--algo.kl.init_coef", "0.1")
+@pytest.mark.parametrize(
+    "flags",
+    [("--algo.kl.use_loss", "--algo.kl.init_coef", "0.1"), ("--actor.aux_loss_coef", "0.01")],
+    ids=str,
+)
+def test_a_loss_without_one_of_its_parts_is_not_recorded(
+    flags: tuple[str, ...], world: Any, made: Any, tmp_path: Path
+) -> None:
     assert recorded_losses(world, made, tmp_path, *flags) == [(None, 0.1), (None, 0.05)]
 
 
+DYNAMIC = ("--train.dynamic_batch_enable", "--vllm.num_engines", "1")
 REFUSED = [
-    (("--algo.advantage.estimator", "gae"), {}, "--algo.advantage.estimator=reinforce"),
     ((), {"advantage": "gae"}, "--algo.advantage.estimator=gae"),
-    (("--reward.clip_range", "-1", "1"), {}, "--reward.clip_range"),
-    (("--algo.advantage.no_std_norm",), {}, "--algo.advantage.no_std_norm"),
-    (
-        ("--ds.lora.rank", "8"),
-        {},
-        "--ds.lora.rank: OpenRLHF sends vLLM the weights of adapters unmerged",
-    ),
-    (("--data.max_len", "1000"), {}, "--data.max_len is 1000"),
     ((), {"record_dir": "x"}, "--logger.tensorboard_dir"),
-    (("--algo.dynamic_filtering_enable",), {}, "--algo.dynamic_filtering_enable"),
-    (("--train.micro_batch_size", "3"), {}, "--train.micro_batch_size"),
+    ((*DYNAMIC, "--train.batch_size", "128"), {}, "choose a divisor of 8"),
+    ((*DYNAMIC, "--train.batch_size", "3"), {}, "choose a divisor of 8"),
     (
-        ("--actor.num_gpus_per_node", "2", "--rollout.micro_batch_size", "3"),
+        (*DYNAMIC, "--train.batch_size", "1", "--actor.num_gpus_per_node", "2"),
         {},
-        "--rollout.micro_batch_size 3: ",
-    ),
-    (("--actor.policy_loss_type", "gspo"), {}, "--actor.policy_loss_type gspo"),
-    (
-        ("--logger.tensorboard_dir", "x", "--logger.logging_steps", "5"),
-        {"record_dir": "x"},
-        "--logger.logging_steps",
+        "choose a multiple of 2",
     ),
 ]
+"""What the table of test_readers.py does not have."""
 
 
 @pytest.mark.parametrize(("flags", "settings", "named"), REFUSED)
@@ -300,3 +334,8 @@ def test_group_advantages_need_groups(made: Any) -> None:
 
 def test_dynamic_filtering_works_where_no_failure_is_let_through(made: Any) -> None:
     assert made("--algo.dynamic_filtering_enable", max_failed_fraction=0.0).gem is not None
+
+
+def test_batches_that_openrlhf_divides_by_tokens_are_trained_on_whole(made: Any) -> None:
+    two = ("--train.batch_size", "2", "--actor.num_gpus_per_node", "2")
+    assert made(*DYNAMIC, *two).gem is not None

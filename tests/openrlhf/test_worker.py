@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,6 +65,22 @@ def test_the_runtime_environment_is_kept() -> None:
 def test_another_setup_hook_is_not_replaced() -> None:
     with pytest.raises(ConfigurationError, match=r"already 'my\.setup'"):
         worker.runtime_env_hook({"worker_process_setup_hook": "my.setup"})
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_server_of_rewards_is_refused_where_the_rewards_are_the_environments(
+    ours: bool, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.agent_file(tmp_path)
+    if not ours:
+        agent.write_text("")
+    command = ["train", "--train.agent_func_path", str(agent), "--reward.remote_url=http://x"]
+    monkeypatch.setattr(sys, "argv", command)
+    refused = pytest.raises(ConfigurationError, match=r"--reward\.remote_url: .* leave it out")
+    with refused if ours else contextlib.nullcontext():
+        worker.runtime_env_hook({})
+    monkeypatch.setattr(sys, "argv", command[:-1])
+    assert worker.runtime_env_hook({})
 
 
 def test_a_changed_signature_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:

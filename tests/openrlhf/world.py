@@ -7,7 +7,7 @@ import io
 import runpy
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +53,19 @@ def parse(argv: Sequence[str]) -> Any:
     raise AssertionError("OpenRLHF's launcher went another way")
 
 
+def keys() -> list[str]:
+    """Return the names of all flags of OpenRLHF's launcher."""
+
+    def leaves(args: Any, section: str = "") -> Iterator[str]:
+        for name, value in vars(args).items():
+            if isinstance(value, SimpleNamespace):
+                yield from leaves(value, f"{section}{name}.")
+            else:
+                yield f"{section}{name}"
+
+    return list(leaves(parse(["--reward.remote_url", "x"])))
+
+
 def agent_file(folder: Path, **settings: Any) -> Path:
     """Write an agent file."""
     path = folder / "agent.py"
@@ -70,6 +83,7 @@ def maker(agent: Path | None, *flags: str, samples: int = 2) -> Any:
 
     argv = ["--actor.num_gpus_per_node", "1", "--data.max_len", str(MAX_LEN)]
     argv += ["--rollout.n_samples_per_prompt", str(samples), "--rollout.batch_size", "4"]
+    argv += ["--train.batch_size", "4", "--data.label_key", "label"]
     argv += ["--train.agent_func_path", str(agent)] if agent else ["--reward.remote_url", "x"]
     argv += ["--algo.advantage.estimator", "reinforce", "--algo.kl.init_coef", "0", *flags]
     args = parse(argv)

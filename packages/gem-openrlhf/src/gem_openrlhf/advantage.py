@@ -9,7 +9,8 @@ what they add to an episode's reward is added to the turns'.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +25,7 @@ from gem.estimators import estimator
 from gem_openrlhf.images import check_inputs, check_ranks, check_unpacked
 from gem_openrlhf.record import recording
 from gem_openrlhf.rollout import FAILED, PREFIX, Played
-from gem_openrlhf.settings import Settings, check_flags, load_settings
+from gem_openrlhf.settings import Settings, check_flags, load_settings, with_whole_response
 from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import PerTurn, Shaping, turn_advantages
 from gem_train.record import TrainedRow
@@ -66,12 +67,18 @@ class Row(PlacedEpisode):
 class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
     """OpenRLHF's experience maker; with GEM's executor, advantages are those of its settings."""
 
+    args: Any
+    strategy: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Read the agent file, and refuse flags that cannot work with it."""
         super().__init__(*args, **kwargs)
         self.gem = load_settings(self.args.train.agent_func_path)
         if self.gem is not None:
             check_flags(self.args, self.gem)
+            # OpenRLHF's own method reads them from its strategy, which is not the maker's alone.
+            self.strategy = copy(self.strategy)
+            self.strategy.args = self.args = with_whole_response(self.args, self.gem)
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
@@ -112,14 +119,15 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         """Fill in the experiences; return the advantages."""
         flags, name = self.args.algo.advantage, settings.advantage
         assert name is not None
-        added = self._added(experiences, rows)
+        shaping = Shaping(**{**settings.shaping, "group_std": not flags.no_std_norm})
+        added = self._added(experiences, rows, shaping)
         values = None
         if estimator(name).needs_critic:
             values = [row.at_turns(row.experience.values) for row in rows]
         per_turn, targets = turn_advantages(
             name,
             [row.trajectory for row in rows],
-            Shaping(**{**settings.shaping, "group_std": not flags.no_std_norm}),
+            shaping,
             gamma=float(flags.gamma),
             lam=float(flags.lambd),
             added=added,
@@ -137,15 +145,11 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             row.experience.info["return"][row.place] = total
         return per_turn
 
-    def _added(self, experiences: list[Any], rows: list[Row]) -> PerTurn:
-        """Return what OpenRLHF adds to each turn's reward, by episodes and by tokens."""
-        for experience in experiences:
-            experience.rewards = experience.rewards.float()
-        before = [row.experience.rewards[row.place].clone() for row in rows]
-        apply_length_penalties(experiences, self.args)
+    def _added(self, experiences: list[Any], rows: list[Row], shaping: Shaping) -> PerTurn:
+        """Return what OpenRLHF adds to each turn's shaped reward, by episodes and by tokens."""
         kl = {
             id(experience): compute_reward(
-                torch.zeros_like(experience.rewards),
+                torch.zeros(len(experience.sequences)),
                 self.kl_ctl.value,
                 experience.kl,
                 action_mask=experience.action_mask,
@@ -153,10 +157,33 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             for experience in experiences
         }
         added = [row.over_turns(kl[id(row.experience)]) for row in rows]
-        for row, of_turns, reward in zip(rows, added, before, strict=True):
+        penalties = self._penalties(experiences, rows, shaping)
+        for of_turns, penalty in zip(added, penalties, strict=True):
             if of_turns:
-                of_turns[-1] += float(row.experience.rewards[row.place] - reward)
+                of_turns[-1] += penalty
         return added
+
+    def _penalties(self, experiences: list[Any], rows: list[Row], shaping: Shaping) -> list[float]:
+        """Return what OpenRLHF's length penalties add to each episode's shaped reward.
+
+        Logs have the sum of the environment's reward and the penalty.
+        """
+        shaped = {}
+        for experience in experiences:
+            experience.rewards = experience.rewards.float()
+            zeros = torch.zeros_like(experience.rewards)
+            shaped[id(experience)] = replace(experience, rewards=zeros, info={})
+        rewards = [shaped[id(row.experience)].rewards[row.place] for row in rows]
+        for row, reward in zip(rows, rewards, strict=True):
+            reward.fill_(sum(shaping.rewards(row.trajectory.rewards)))
+        before = [float(reward) for reward in rewards]
+        apply_length_penalties(list(shaped.values()), self.args)
+        penalties = [float(after) - b for after, b in zip(rewards, before, strict=True)]
+        for row, penalty in zip(rows, penalties, strict=True):
+            row.experience.rewards[row.place] += penalty
+        for experience in experiences:
+            experience.info["reward"] = experience.rewards.clone()
+        return penalties
 
     def _agreement(self, experiences: list[Any], rows: list[Row], settings: Settings) -> Agreement:
         """Log how far the trainer's log-probabilities are from the engine's, and return it.

@@ -21,15 +21,17 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
         self._recording = recording(load_settings(args.train.agent_func_path))
         # `gem_openrlhf.dataset` has counted them before OpenRLHF makes its trackers.
         self._asked = int(getattr(args, ITERATIONS, 0))
-        # OpenRLHF logs the parts of the loss; of the KL penalty it does not log its share.
-        self._penalised = args.algo.kl.use_loss and args.algo.kl.init_coef > 0
+        # OpenRLHF logs parts of the loss: neither the share of the KL penalty nor the loss that
+        # balances the experts of a model.
+        penalised = args.algo.kl.use_loss and args.algo.kl.init_coef > 0
+        self._incomplete = penalised or args.actor.aux_loss_coef > 0
         self._entropy_coef = args.actor.entropy_coef or 0.0
 
     def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
         """Log and record an iteration."""
         super().log_train(global_step, logs_dict)
         metrics = {}
-        if "policy_loss" in logs_dict and not self._penalised:
+        if "policy_loss" in logs_dict and not self._incomplete:
             metrics["loss"] = float(logs_dict["policy_loss"])
             if self._entropy_coef:
                 metrics["loss"] -= self._entropy_coef * float(logs_dict["entropy_loss"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from gem.errors import ConfigurationError
@@ -15,6 +16,7 @@ from gem.tables import setting
 from gem_train.experiment.runspec import LogitsProcessing
 from gem_train.settings import (
     DatasetSettings,
+    Refusal,
     check_estimator,
     check_group_size,
     refuse_values,
@@ -116,9 +118,9 @@ def check_flags(args: Any, settings: Settings) -> None:
     Raises:
         ConfigurationError: The message names the flag, why, and what to choose instead.
     """
-    settings.budget(args.data.max_len, args.rollout.max_new_tokens)
-    rank = args.ds.lora.rank
-    refuse_values({"lora.rank": rank}, [("lora.rank", rank > 0, f"{LORA}; set it to 0")], "--ds.")
+    budget = settings.budget(args.data.max_len, args.rollout.max_new_tokens)
+    refused = _refused(args, budget.response_tokens)
+    refuse_values({name: attrgetter(name)(args) for name, *_ in refused}, refused, "--")
     _check_batches(args)
     if settings.record_dir is not None:
         if not args.logger.tensorboard_dir:
@@ -140,12 +142,80 @@ def check_flags(args: Any, settings: Settings) -> None:
             )
 
 
+def _refused(args: Any, response: int) -> list[Refusal]:
+    tasks, buffer = args.rollout.batch_size, args.reward.overlong_buffer_len
+    low, high = args.algo.dynamic_filtering_range
+    return [
+        ("ds.lora.rank", args.ds.lora.rank > 0, f"{LORA}; set it to 0"),
+        (
+            "reward.model_name_or_path",
+            args.reward.model_name_or_path is not None,
+            "rewards come from the environments, and OpenRLHF makes no reward model with an agent "
+            "file; leave it out, or choose an environment with a judge (the critic's model is "
+            "--critic.model_name_or_path)",
+        ),
+        (
+            "reward.normalize_enable",
+            args.reward.normalize_enable,
+            "it normalises a reward model's scores, and there is none; choose "
+            "gem.advantage='rebn', gem.whiten or gem.reward_scale",
+        ),
+        (
+            "reward.overlong_buffer_len",
+            buffer is not None and buffer > response,
+            f"a response has at most {response} tokens (--data.max_len less gem.prompt_tokens); "
+            "choose fewer",
+        ),
+        (
+            "data.input_template",
+            args.data.input_template is not None,
+            "it would fill in the row's name; prompts come from the environment and the model's "
+            "chat template; leave it out, or set gem.system_prompt",
+        ),
+        (
+            "data.label_key",
+            args.data.label_key != "label",
+            "the tasks are in the column 'label' of gem_openrlhf.make_dataset; set it to label",
+        ),
+        (
+            "critic.freezing_steps",
+            args.critic.freezing_steps >= 0,
+            "OpenRLHF keeps the rows of these steps and trains the policy on them afterwards; "
+            "leave it out",
+        ),
+        (
+            "rollout.vllm_generate_batch_size",
+            args.rollout.vllm_generate_batch_size < tasks,
+            f"OpenRLHF would train on fewer tasks than --rollout.batch_size {tasks}; leave it out, "
+            "or lower --rollout.batch_size",
+        ),
+        (
+            "algo.dynamic_filtering_range",
+            args.algo.dynamic_filtering_enable and not 0 <= low < high <= 1,
+            "the filter sees the share of a task's episodes that succeeded, not rewards; choose "
+            "two numbers within 0 and 1",
+        ),
+    ]
+
+
 def _check_batches(args: Any) -> None:
-    if args.train.dynamic_batch_enable:
-        return
     ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
     ranks //= args.ds.ring_attn_size * args.ds.tensor_parallel_size
     rows = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    step = args.train.batch_size
+    if rows % step:
+        raise ConfigurationError(
+            f"--train.batch_size {step}: an iteration has {rows} episodes, and OpenRLHF would not "
+            "train on those of an incomplete step, or only together with the next iteration's; "
+            f"choose a divisor of {rows}"
+        )
+    if args.train.dynamic_batch_enable:
+        if step % ranks:
+            raise ConfigurationError(
+                f"--train.batch_size {step}: each of {ranks} ranks takes the same number of "
+                f"episodes, and OpenRLHF would drop the others; choose a multiple of {ranks}"
+            )
+        return
     if rows % (ranks * args.train.micro_batch_size):
         raise ConfigurationError(
             f"--train.micro_batch_size {args.train.micro_batch_size}: a batch has {rows} episodes "
@@ -157,6 +227,22 @@ def _check_batches(args: Any) -> None:
             f"episodes for {ranks} ranks, which would get different numbers of micro-batches and "
             "wait for each other for ever"
         )
+
+
+def with_whole_response(args: Any, settings: Settings) -> Any:
+    """Return a copy of the command line in which `--rollout.max_new_tokens` is of an episode.
+
+    OpenRLHF's penalty of long episodes begins before that many tokens, or else before
+    `--data.max_len`. But with GEM the flag is the limit of a turn, and `--data.max_len` has the
+    prompt in it.
+
+    Args:
+        args: OpenRLHF's parsed command line.
+        settings: Of the agent file.
+    """
+    budget = settings.budget(args.data.max_len, args.rollout.max_new_tokens)
+    rollout = {**vars(args.rollout), "max_new_tokens": budget.response_tokens}
+    return SimpleNamespace(**{**vars(args), "rollout": SimpleNamespace(**rollout)})
 
 
 def check_dataset(args: Any, tasks: int) -> None:

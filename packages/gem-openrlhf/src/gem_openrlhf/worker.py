@@ -9,14 +9,16 @@ there. The same without the variable, for `ray job submit`: put
 
 from __future__ import annotations
 
+import argparse
 import importlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem_openrlhf.settings import Settings
+from gem_openrlhf.settings import Settings, load_settings
 from gem_openrlhf.version import TRAINER
 from gem_train.imports import after_import
 from gem_train.seams import Seam, check_seams
@@ -61,13 +63,28 @@ def runtime_env_hook(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
     """Add `setup` to the runtime environment that a driver asks Ray for.
 
     Raises:
-        ConfigurationError: Another setup hook is asked for already.
+        ConfigurationError: Another setup hook is asked for already, or the driver's command has a
+            flag that cannot work.
     """
+    _check_command(sys.argv)
     result = dict(runtime_env or {})
     other = result.setdefault(_KEY, SETUP)
     if other != SETUP:
         raise ConfigurationError(f"{_KEY} is already {other!r}; call {SETUP}() from it instead")
     return result
+
+
+def _check_command(argv: Sequence[str]) -> None:
+    # Of this flag the launcher leaves no trace: where others are checked it is "agent" in any case.
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--train.agent_func_path", dest="agent_file")
+    parser.add_argument("--reward.remote_url", dest="url")
+    given, _ = parser.parse_known_args(argv)
+    if given.url is not None and load_settings(given.agent_file) is not None:
+        raise ConfigurationError(
+            "--reward.remote_url: rewards come from the environments; OpenRLHF replaces it with "
+            f"'agent' when there is an agent file; leave it out, got {given.url!r}"
+        )
 
 
 def setup() -> None:
