@@ -336,6 +336,24 @@ def test_dynamic_filtering_works_where_no_failure_is_let_through(made: Any) -> N
     assert made("--algo.dynamic_filtering_enable", max_failed_fraction=0.0).gem is not None
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "useful"),
+    [(0, 1, True), (-1, 1, True), (0.2, 5, True), (1, 5, False), (-1, 0, False), (-1, 2, False)],
+)
+def test_a_filter_drops_some_tasks_and_keeps_others(
+    low: float, high: float, useful: bool, made: Any
+) -> None:
+    def filtered() -> Any:
+        between = ("--algo.dynamic_filtering_range", str(low), str(high))
+        return made("--algo.dynamic_filtering_enable", *between, max_failed_fraction=0.0)
+
+    if useful:
+        assert filtered().gem is not None
+    else:
+        with pytest.raises(ConfigurationError, match="drop all tasks or none"):
+            filtered()
+
+
 def test_batches_that_openrlhf_divides_by_tokens_are_trained_on_whole(made: Any) -> None:
     two = ("--train.batch_size", "2", "--actor.num_gpus_per_node", "2")
     assert made(*DYNAMIC, *two).gem is not None

@@ -145,6 +145,7 @@ def check_flags(args: Any, settings: Settings) -> None:
 def _refused(args: Any, response: int) -> list[Refusal]:
     tasks, buffer = args.rollout.batch_size, args.reward.overlong_buffer_len
     low, high = args.algo.dynamic_filtering_range
+    useful = low < high and low < 1 and high > 0 and (low >= 0 or high <= 1)
     return [
         ("ds.lora.rank", args.ds.lora.rank > 0, f"{LORA}; set it to 0"),
         (
@@ -191,9 +192,9 @@ def _refused(args: Any, response: int) -> list[Refusal]:
         ),
         (
             "algo.dynamic_filtering_range",
-            args.algo.dynamic_filtering_enable and not 0 <= low < high <= 1,
-            "the filter sees the share of a task's episodes that succeeded, not rewards; choose "
-            "two numbers within 0 and 1",
+            args.algo.dynamic_filtering_enable and not useful,
+            "the filter sees the share of a task's episodes that succeeded, not rewards, and would "
+            "drop all tasks or none; 0 1 drops those of which all or no episodes succeed",
         ),
     ]
 
