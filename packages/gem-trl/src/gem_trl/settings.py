@@ -183,7 +183,10 @@ def changed(args: Any, reasons: Mapping[str, str]) -> list[Refusal]:
 
 
 def _ends(steps: int) -> str:
-    return f"the run would end inside a batch; it must be a multiple of {steps}, a batch's steps"
+    return (
+        "the run would end inside a batch of episodes; set max_steps to a multiple of "
+        f"{steps}, a batch's steps"
+    )
 
 
 def _of_batches(args: Any, gem: GemSettings, group: int) -> list[Refusal]:
