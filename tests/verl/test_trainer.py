@@ -17,6 +17,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from gem.errors import ConfigurationError, RecordError, RolloutError
 from gem.trajectory import Failure, Trajectory
+from gem_train.checkpoints import save_state
 from gem_train.packed import PackedTrajectory
 from gem_train.recording import RunRecording
 from gem_train.testing.golden import golden_batch, golden_turn_rows
@@ -134,9 +135,9 @@ def test_baselines_of_roles_are_saved_with_a_checkpoint_and_read_again(
     told = {"resume_mode": "auto", "val_only": False, "default_local_dir": str(tmp_path / "c")}
     estimator = SimpleNamespace(adv_estimator="gem_rae")
 
-    def begun(step: int) -> Any:
+    def begun(step: int, **own: str) -> Any:
         made = trainer(batch)
-        made.config = SimpleNamespace(trainer=SimpleNamespace(**told), algorithm=estimator)
+        made.config = SimpleNamespace(trainer=SimpleNamespace(**told | own), algorithm=estimator)
         made.llm_server_manager = SimpleNamespace(get_replicas=list)
         made.global_steps = made.total_training_steps = step
         return made
@@ -151,6 +152,13 @@ def test_baselines_of_roles_are_saved_with_a_checkpoint_and_read_again(
         resumed = begun(3)
         resumed.fit(SimpleNamespace(agent_loop_workers=[]))
         assert resumed._batch.state == state
+    # Of another run's checkpoint: not what this run has saved at the same step.
+    tmp_path.joinpath("d").mkdir()
+    save_state(tmp_path / "d" / "estimator_3.json", {"other": 0.5})
+    given = {"resume_mode": "resume_path", "resume_from_path": f"{tmp_path}/d/global_step_3"}
+    resumed = begun(3, **given)
+    resumed.fit(SimpleNamespace(agent_loop_workers=[]))
+    assert resumed._batch.state == {"other": 0.5}
     with pytest.raises(RecordError, match=r"c/estimator_4\.json: the estimator's state"):
         begun(4).fit(SimpleNamespace(agent_loop_workers=[]))
 

@@ -131,7 +131,9 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         if self.global_steps and trainer.resume_mode == "auto" and not trainer.val_only:
             trainer.val_before_train = False  # what was due before the checkpoint has been done
         if self.global_steps and keeps_state(self.config):
-            self._batch.state.update(read_state(self._state))
+            chosen = trainer.resume_mode == "resume_path"
+            folder = Path(trainer.resume_from_path).parent if chosen else trainer.default_local_dir
+            self._batch.state.update(read_state(self._state(folder)))
         actors = list(agent_loop_manager.agent_loop_workers)
         for replica in self.llm_server_manager.get_replicas():
             actors.extend(replica.servers)
@@ -141,10 +143,9 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         with self._recording.to_the_end(lambda: steps):
             call_while_alive(partial(super().fit, agent_loop_manager), actors, engine="engine")
 
-    @property
-    def _state(self) -> Path:
-        """File with the estimator's state, beside the checkpoint of this step."""
-        return Path(self.config.trainer.default_local_dir, f"estimator_{self.global_steps}.json")
+    def _state(self, folder: str | Path) -> Path:
+        """Return the file with the estimator's state, beside the checkpoint of this step."""
+        return Path(folder, f"estimator_{self.global_steps}.json")
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
@@ -280,7 +281,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._recording.write_evaluated(self.global_steps)
         if self._checkpoint_due:
             if keeps_state(self.config):
-                save_state(self._state, self._batch.state)
+                folder = self.config.trainer.default_local_dir
+                save_state(self._state(folder), self._batch.state)
             with marked_timer("timing_s/save_checkpoint", metrics):
                 super()._save_checkpoint()
             self._checkpoint_due = False
