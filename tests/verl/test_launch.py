@@ -407,8 +407,10 @@ def test_hardware_reaches_verl(compose: Any, form: str) -> None:
     assert model.override_config.attn_implementation == "flash_attention_2"
     parts = [(config.actor_rollout_ref.actor, "fsdp_config")]
     parts += [(config.critic, "fsdp")] if form == "gae" else []
+    assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 4096
+    if form == "gae":  # verl's V1 trainer takes it for training, too
+        assert config.critic.ppo_infer_max_token_len_per_gpu == 4096
     for part, fsdp in parts:
-        assert part.ppo_max_token_len_per_gpu == 4096
         assert part[fsdp].ulysses_sequence_parallel_size == 4
         assert part[fsdp].optimizer_offload and not part[fsdp].param_offload
 

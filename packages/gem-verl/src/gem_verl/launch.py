@@ -484,7 +484,8 @@ TABLE = Table(
         ),
         "hardware.learner.pass_tokens": Copied(
             (
-                *_both("{part}.ppo_max_token_len_per_gpu"),
+                f"{_ACTOR}.ppo_max_token_len_per_gpu",
+                "+critic.ppo_infer_max_token_len_per_gpu",  # V1 takes it for training, too
                 f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
             )
         ),
