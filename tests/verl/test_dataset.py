@@ -19,6 +19,7 @@ DATA = [
     "data.custom_cls.path=pkg://gem_verl.dataset",
     "data.custom_cls.name=GemDataset",
     "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=gem",
     "algorithm.adv_estimator=gem_rebn",
 ]
 
@@ -52,6 +53,18 @@ def test_validation_names_and_temperatures_follow_the_uri() -> None:
     assert [dataset[i]["data_source"] for i in range(2)] == ["easy", GAME]
     assert [decode_task(dataset[i]["gem_task"])[1] for i in range(2)] == [
         EvalSampling(temperature=0.0),
+        None,
+    ]
+
+
+def test_what_a_validation_set_does_not_say_is_as_in_verls_validation(compose: Any) -> None:
+    verls = [f"actor_rollout_ref.rollout.val_kwargs.{told}" for told in ("top_p=0.9", "top_k=20")]
+    config = compose([*DATA, "data.shuffle=False", *verls])
+    own = ("#temperature=0.5", "#temperature=0.5&top_p=1.0", "")
+    dataset = GemDataset([f"gem:{GAME}?n=1{text}" for text in own], config=config.data)
+    assert [decode_task(dataset[i]["gem_task"])[1] for i in range(3)] == [
+        EvalSampling(temperature=0.5, top_p=0.9, top_k=20),
+        EvalSampling(temperature=0.5, top_p=1.0, top_k=20),
         None,
     ]
 

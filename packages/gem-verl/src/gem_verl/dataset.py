@@ -7,7 +7,8 @@ The text is a `gem.tasks.TaskSet` URI; a list of URIs is played one after the ot
 `data.shuffle=False` iteration k trains on the tasks `k * train_batch_size` and following. For
 validation, `#name=<metric name>&temperature=<t>` may follow a URI: the name takes the place of the
 environment id in verl's metrics, the temperature that of `val_kwargs.temperature`; then also
-`&top_p=<p>`, `&top_k=<k>`, `&min_p=<p>`. With `&samples=<n>` each task is played n times.
+`&top_p=<p>`, `&top_k=<k>`, which are else those of `val_kwargs`, and `&min_p=<p>`. With
+`&samples=<n>` each task is played n times.
 """
 
 from __future__ import annotations
@@ -80,7 +81,11 @@ class GemDataset(Dataset[dict[str, Any]]):
             MissingExtraError, UnreachableError: Something that it needs is not there.
         """
         files = [data_files] if isinstance(data_files, str) else list(data_files)
-        self.sources = [Source.parse(str(text)) for text in files]
+        usual = {}
+        if OmegaConf.is_config(config):
+            verls = config._get_root().actor_rollout_ref.rollout.val_kwargs
+            usual = {"top_p": verls.top_p, "top_k": verls.top_k or -1}  # 0 is all, too
+        self.sources = [Source.parse(str(text), usual) for text in files]
         tasks = [task for source in self.sources for task in samples(source.tasks)]
         shown = check(tasks, images=True)
         total = sum(len(source.tasks) * source.samples for source in self.sources)

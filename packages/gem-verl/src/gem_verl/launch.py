@@ -115,6 +115,8 @@ def _always(run: Run) -> dict[str, Any]:
         f"{_ROLLOUT}.max_model_len": tokens,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
         f"{_ROLLOUT}.val_kwargs.temperature": 1.0,  # each evaluation has its own
+        f"{_ROLLOUT}.val_kwargs.top_p": 1.0,  # of evaluations that have the default of a RunSpec
+        f"{_ROLLOUT}.val_kwargs.top_k": -1,
         "reward.num_workers": 1,  # rewards come from environments
         "trainer.v1.trainer_mode": "gem_sync",
         "trainer.total_epochs": 1,

@@ -61,10 +61,15 @@ class Source:
     """Episodes of each task."""
 
     @classmethod
-    def parse(cls, text: str) -> Source:
+    def parse(cls, text: str, usual: Mapping[str, Any] | None = None) -> Source:
         """Parse `<task set URI>[#name=...&samples=...&temperature=...&top_p=...]`.
 
         `name` defaults to the env id. After `temperature` may stand any setting of `EvalSampling`.
+
+        Args:
+            text: The text.
+            usual: Settings of `EvalSampling` that hold where a text with a temperature does not
+                say them; by default those of `EvalSampling`.
 
         Raises:
             ConfigurationError: The text is malformed; the message names the part.
@@ -82,7 +87,7 @@ class Source:
         if "temperature" not in numbers:
             raise ConfigurationError(f"{text!r}: {', '.join(numbers)} needs a temperature, too")
         try:
-            return cls(tasks, name, build(EvalSampling, numbers), samples)
+            return cls(tasks, name, build(EvalSampling, {**(usual or {}), **numbers}), samples)
         except ConfigurationError as error:
             raise ConfigurationError(f"{text!r}: after '#': {error}") from error
 
