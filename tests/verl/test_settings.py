@@ -72,6 +72,14 @@ def test_parts_of_a_batch_are_enough_where_nothing_is_normalised_over_all_of_it(
             "critic.enable=True",
         ),
         (["algorithm.rollout_correction.rollout_rs=token_k1"], "removes tokens from the mask"),
+        (
+            [
+                "trainer.v1.trainer_mode=gem_sync",
+                "algorithm.rollout_correction.bypass_mode=True",
+                "algorithm.rollout_correction.rollout_rs=token_k1",
+            ],
+            r"rollout_rs: .* bypass_mode=True; set \+actor_rollout_ref.actor.policy_loss.rollout_c",
+        ),
         (["+gem.turn_token=4"], "did you mean gem.turn_tokens"),
         (
             ["+gem.seed=1", "actor_rollout_ref.rollout.name=sglang"],
@@ -134,11 +142,34 @@ def test_what_would_not_do_as_told_is_refused(
         check_config(compose([*BASE, *overrides]))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["actor_rollout_ref.rollout.full_determinism=True", "+gem.seed=1"],
+        [
+            "algorithm.rollout_correction.bypass_mode=True",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
+            "+actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is=token",
+        ],
+        ["trainer.log_val_generations=4", "trainer.validation_data_dir=generations"],
+        ["distillation.enabled=True"],
+        ["skip.rollout_tq.enable=True"],
+    ],
+)
+def test_what_does_as_told_with_one_row_and_beside_others_is_accepted(
+    compose: Any, given: list[str]
+) -> None:
+    check_config(compose([*BASE, *given]))
+
+
 def test_the_rows_of_seats_need_an_estimator_of_gem(compose: Any) -> None:
     mode = "trainer.v1.trainer_mode=gem_sync"
     assert check_config(compose([*BASE, mode]), seats=True) == Settings()
     with pytest.raises(ConfigurationError, match="one training row per agent, and"):
         check_config(compose([*BASE, mode, "algorithm.adv_estimator=rloo"]), seats=True)
+    taught = compose([*BASE, mode, "distillation.enabled=True"])
+    with pytest.raises(ConfigurationError, match="^distillation.enabled: seat=all makes .* teach"):
+        check_config(taught, seats=True)
 
 
 def test_a_mean_of_advantages_is_fine_where_all_turns_have_the_same(compose: Any) -> None:

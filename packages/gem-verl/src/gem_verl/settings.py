@@ -6,7 +6,7 @@ Users add keys with hydra's plus sign, `+gem.turn_tokens=64`; all have defaults.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -53,11 +53,103 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 _SPLIT = ("actor.fsdp_config.", "actor.", "ref.fsdp_config.", "ref.")
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 _SUGGESTION = "set trainer.v1.trainer_mode=gem_sync"
+_LOOPS = ("single_turn_agent", "tool_agent")
+"""verl's own agent loops."""
+
+_PAID = "rewards come from the environments; leave it out"
+_LIMITED = "the agent loops of gem-verl do not read it; set gem.turns"
+_TOOLS = "environments bring their own tools, and the policy is not told of these; leave it out"
+_BOUNDED = "only verl's tool agent reads it; environments bound their observations; "
+_BOUNDED += "leave it at its default"
+_FILES = "tasks come from environments, not from files; leave it at its default"
+_PARTS = "only trainer_mode=separate_async has several batches in a step; leave it out"
+_USUAL: Mapping[str, tuple[Any, str]] = {
+    "reward.custom_reward_function.path": (None, _PAID),
+    "reward.reward_manager.name": ("naive", _PAID),
+    "reward.reward_manager.source": ("register", _PAID),
+    "reward.reward_model.enable": (False, _PAID),
+    "reward.sandbox_fusion.url": (None, _PAID),
+    # Names of these settings before verl had `reward`, which verl.trainer.main_ppo does not read.
+    "custom_reward_function.path": (None, _PAID),
+    "reward_model.enable": (False, _PAID),
+    "reward_model.reward_loop_source": ("register", _PAID),
+    "reward_model.reward_manager": ("naive", _PAID),
+    "sandbox_fusion.url": (None, _PAID),
+    "data.prompt_key": ("prompt", _FILES),
+    "data.image_key": ("images", _FILES),
+    "data.video_key": ("videos", _FILES),
+    "data.audio_key": ("audios", _FILES),
+    "data.image_patch_size": (14, _FILES),
+    "data.use_shm": (False, _FILES),
+    "data.cache_dir": (None, _FILES),
+    "data.need_tools_kwargs": (False, _FILES),
+    "data.filter_overlong_prompts": (
+        False,
+        "a prompt is known only when its episode begins; leave it at False and choose a larger "
+        "data.max_prompt_length",
+    ),
+    f"{_ROLLOUT}.multi_turn.max_assistant_turns": (None, _LIMITED),
+    f"{_ROLLOUT}.multi_turn.max_user_turns": (None, _LIMITED),
+    f"{_ROLLOUT}.multi_turn.tool_config_path": (None, _TOOLS),
+    f"{_ROLLOUT}.multi_turn.function_tool_path": (None, _TOOLS),
+    # By default those of multi_turn.
+    "data.tool_config_path": (None, _TOOLS),
+    "data.function_tool_path": (None, _TOOLS),
+    f"{_ROLLOUT}.multi_turn.format": ("hermes", _BOUNDED),
+    f"{_ROLLOUT}.multi_turn.max_parallel_calls": (1, _BOUNDED),
+    f"{_ROLLOUT}.multi_turn.max_tool_response_length": (256, _BOUNDED),
+    f"{_ROLLOUT}.multi_turn.tool_response_truncate_side": ("middle", _BOUNDED),
+    f"{_ROLLOUT}.ignore_eos": (
+        False,
+        "GEM ends a turn at the tokens that end a message; leave it at False",
+    ),
+    f"{_ROLLOUT}.enable_rollout_routing_replay": (
+        False,
+        "episodes do not say to which experts tokens were routed; leave it at False",
+    ),
+    "algorithm.filter_groups.enable": (
+        False,
+        "it takes a failed episode for one of reward 0; leave it at False",
+    ),
+    "algorithm.use_pf_ppo": (
+        False,
+        "GEM's estimators do not read it, and verl's V1 trainer gives rows the advantages of "
+        "others; leave it at False",
+    ),
+    "trainer.v1.sampler.sync_refill_failed_groups": (
+        False,
+        "a failed episode is a row that nothing is trained on, so that no group is without rows; "
+        "leave it at False (gem.max_failed_fraction limits failures)",
+    ),
+    "trainer.v1.sync.parameter_sync_step": (1, _PARTS),
+    "trainer.v1.colocate_async.parameter_sync_step": (1, _PARTS),
+}
+"""The only value that verl's setting may have, besides null, and why."""
+
+_SCORED = "verl would give the last row's reward as the episode's score; leave it {} "
+_SCORED += "(gem.record_dir has all episodes)"
+_SEVERAL_ROWS: Mapping[str, tuple[Any, str]] = {
+    "trainer.validation_data_dir": (None, _SCORED.format("out")),
+    "trainer.log_val_generations": (0, _SCORED.format("at 0")),
+    "distillation.enabled": (
+        False,
+        "verl asks the teacher about an episode's last row only; leave it at False, or choose "
+        "agent loop gem with gem.context=chat and tasks of one seat",
+    ),
+    "skip.rollout_tq.enable": (
+        False,
+        "verl takes every cached row for an episode; leave it at False",
+    ),
+}
+"""The same, where an episode has several training rows."""
 
 
 @dataclass(frozen=True)
 class Settings(BaseSettings, LogitsProcessing):
-    """Keys of the `gem` table; `record_dir` needs a `gem_*` trainer mode."""
+    """Keys of the `gem` table; `record_dir` needs a `gem_*` trainer mode.
+
+    `min_p` and `repetition_penalty` are also those of evaluations without a `#temperature`.
+    """
 
     poll_interval_s: float = setting(
         "how often a `gem_*` trainer looks for finished episodes (verl: 2 s)", 0.1, above=0
@@ -82,8 +174,8 @@ def check_rows(config: Any, agent: str, seats: bool = False) -> None:
         seats: Whether there are tasks with `seat=all`.
 
     Raises:
-        ConfigurationError: The trainer or the estimator does not know which rows belong to an
-            episode.
+        ConfigurationError: The trainer, the estimator or another setting does not know which rows
+            belong to an episode.
     """
     settings, mode = Settings.from_config(config), config.trainer.v1.trainer_mode
     if not (seats or agent == "gem_turns" or not settings.one_row):
@@ -97,6 +189,7 @@ def check_rows(config: Any, agent: str, seats: bool = False) -> None:
             f"{reason}, and algorithm.adv_estimator={config.algorithm.adv_estimator} takes the "
             "last one's rewards for those of all; choose one of GEM's estimators"
         )
+    _refuse(config, _others(config, _SEVERAL_ROWS, f"{reason}, and "))
 
 
 def check_config(config: Any, seats: bool = False, images: str | None = None) -> Settings:
@@ -111,8 +204,6 @@ def check_config(config: Any, seats: bool = False, images: str | None = None) ->
         ConfigurationError: The combination would train on something else than asked for, or fail
             later; the message says why and what to choose instead.
     """
-    from omegaconf import OmegaConf  # comes with verl, which compiling a command must not need
-
     settings = Settings.from_config(config)
     # Their agent loops know no `session_id`, and keep one reward of an episode.
     for table, launcher in LAUNCHERS.items():
@@ -122,10 +213,10 @@ def check_config(config: Any, seats: bool = False, images: str | None = None) ->
                 "an episode, and not those of turns; use verl.trainer.main_ppo with "
                 "trainer.v1.trainer_mode=gem_colocate_async"
             )
-    found = [*_refusals(config, settings), *_on_gpus(config)]
+    found = [*_refusals(config, settings), *_others(config, _USUAL), *_on_gpus(config)]
     if images is not None:
         found += _with_images(config, settings, images)
-    refuse_values({key: OmegaConf.select(config, key) for key, *_ in found}, found)
+    _refuse(config, found)
     check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop, seats)
     return settings
 
@@ -140,6 +231,23 @@ def keeps_state(config: Any) -> bool:
     """Return whether the estimator of a verl configuration keeps a state between batches."""
     chosen = gem_estimator(config)
     return chosen is not None and chosen.keeps_state
+
+
+def _refuse(config: Any, found: Iterable[Refusal]) -> None:
+    from omegaconf import OmegaConf  # comes with verl, which compiling a command must not need
+
+    found = list(found)
+    refuse_values({key: OmegaConf.select(config, key) for key, *_ in found}, found)
+
+
+def _others(
+    config: Any, usual: Mapping[str, tuple[Any, str]], because: str = ""
+) -> Iterator[Refusal]:
+    """Yield what has another value than the usual one; the reason follows `because`."""
+    from omegaconf import OmegaConf
+
+    for key, (value, why) in usual.items():
+        yield key, OmegaConf.select(config, key) not in (None, value), f"{because}{why}"
 
 
 def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
@@ -177,18 +285,12 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     flat = "it gives all tokens of a row the mean of its advantages, and those of turns are lost; "
     flat += "choose another one, or gem_grpo or gem_rloo"
     yield "actor_rollout_ref.actor.policy_loss.loss_mode", spread, flat
-    reward, turns = config.reward, rollout.multi_turn
-    paid = "rewards come from the environments; leave it out"
-    function, manager = reward.custom_reward_function.path, reward.reward_manager
-    yield "reward.custom_reward_function.path", function is not None, paid
-    yield "reward.reward_model.enable", bool(reward.reward_model.enable), paid
-    yield "reward.reward_manager.name", manager.name != "naive", paid
-    for key in ("max_assistant_turns", "max_user_turns"):
-        limited = "the agent loops of gem-verl do not read it; set gem.turns"
-        yield f"{_ROLLOUT}.multi_turn.{key}", turns[key] is not None, limited
-    filtered = algorithm.get("filter_groups") or {}
-    zeros = "it takes a failed episode for one of reward 0; leave it at False"
-    yield "algorithm.filter_groups.enable", bool(filtered.get("enable")), zeros
+    for name in ("rollout_is", "rollout_rs"):
+        key, part = f"rollout_correction.{name}", "actor_rollout_ref.actor.policy_loss"
+        skipped = "verl's V1 trainer does not read it with bypass_mode=True; "
+        skipped += f"set +{part}.{key} and {part}.loss_mode=bypass_mode instead"
+        bypassed = correction.get("bypass_mode") and correction.get(name)
+        yield f"algorithm.{key}", bool(bypassed), skipped
     zero = "verl's own estimators take a failed episode for one of reward 0, and its own trainers "
     zero += f"cannot stop at it; {_SUGGESTION}, which does, or choose one of GEM's estimators"
     yield "algorithm.adv_estimator", chosen is None and not ours, zero
@@ -197,8 +299,16 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     yield "gem.seed", settings.seed is not None and "_async" in mode, again
     seeded = rollout.name == "sglang" and settings.seed is not None
     yield "gem.seed", seeded, "verl hands it to SGLang, whose requests know no `seed`; leave it out"
-    lost = "episodes do not say to which experts tokens were routed; leave it at False"
-    yield f"{_ROLLOUT}.enable_rollout_routing_replay", rollout.enable_rollout_routing_replay, lost
+    drawn = "verl gives all requests of a server one seed and chooses the server by the request's "
+    drawn += "name, which is random here; set gem.seed with trainer.v1.trainer_mode=gem_sync, or "
+    drawn += "leave it at False"
+    fixed = bool(rollout.full_determinism) and settings.seed is None
+    yield f"{_ROLLOUT}.full_determinism", fixed, drawn
+    other = "verl's TensorRT-LLM server does not obey the limit and the stop tokens of a turn; set "
+    yield f"{_ROLLOUT}.name", rollout.name == "trtllm", f"{other}it to vllm"
+    loop = f"{_ROLLOUT}.agent.default_agent_loop"
+    idle = "it plays no environment; set it to gem or gem_turns"
+    yield loop, rollout.agent.default_agent_loop in _LOOPS, idle
     empty = f"the servers of trainer_mode={mode} answer without; leave it at True"
     unknown = "_async" in mode and not rollout.calculate_log_probs
     yield f"{_ROLLOUT}.calculate_log_probs", unknown, empty
