@@ -105,10 +105,10 @@ def test_what_spoils_a_comparison_is_said(tmp_path: Path) -> None:
 
 
 def test_other_models_and_versions_of_one_trainer_are_said(tmp_path: Path) -> None:
-    def run(name: str, seed: int, model: str, version: str, **more: Any) -> Path:
+    def run(file: str, seed: int, model: str, version: str, **more: Any) -> Path:
         versions = {"gem-bench": version, "numpy": version}
         meta = {"model": model, "versions": versions, "spec": {**SPEC, **more, "seed": seed}}
-        return write(tmp_path / name, [0.5], seed=seed, meta=meta)
+        return write(tmp_path / file, [0.5], seed=seed, meta=meta)
 
     one, same = run("a", 0, "tiny-1", "1"), run("b", 1, "tiny-1", "1")
     version, model = run("c", 2, "tiny-1", "2"), run("d", 3, "tiny-2", "1")
@@ -128,6 +128,9 @@ def test_other_models_and_versions_of_one_trainer_are_said(tmp_path: Path) -> No
     other = run("f", 0, "tiny-2", "1", policy={"model": "two"})
     verl = write(tmp_path / "g", [0.5], trainer="verl", meta={"versions": {"gem-bench": "2"}})
     assert compare(load_runs([one, other, verl])).notes == []
+    # One setting makes a small model for each experiment's environment.
+    elsewhere = run("h", 0, "tiny-2", "1", name="other")
+    assert tabulate(load_runs([one, elsewhere]), columns="algorithm.advantage").notes == []
 
 
 def episode(seed: int, won: bool, group: int) -> Trajectory:

@@ -272,7 +272,9 @@ def _origins(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         meta = run.record.meta
         if "model" in meta:
-            values["model", run.spec.get("policy.model")][str(meta["model"])] = None
+            # A small model is made for its experiment's environment.
+            setting = run.spec.get("name"), run.spec.get("policy.model")
+            values["model", setting][str(meta["model"])] = None
         for name, version in decisive(meta.get("versions", {})).items():
             values[name, None][version] = None
     return [f"{name}: {', '.join(each)}" for (name, _), each in values.items() if len(each) > 1]
