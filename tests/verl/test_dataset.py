@@ -116,6 +116,15 @@ def test_verl_makes_the_dataset_and_iterates_it_in_order(compose: Any, tokenizer
     assert [tasks(dataset)[i].seed for i in order] == [3, 4, 5, 6, 7, 8]
 
 
+def test_a_temperature_is_no_setting_of_training_files(compose: Any, tokenizer: Any) -> None:
+    files = [f'data.{kind}_files="gem:{GAME}?n=6#temperature=0"' for kind in ("train", "val")]
+    config = compose([*DATA, files[0], f'data.val_files="gem:{GAME}?n=6"', "data.shuffle=False"])
+    with pytest.raises(ConfigurationError, match=r"^data\.train_files: .*rollout\.temperature"):
+        create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
+    config = compose([*DATA, files[1], f'data.train_files="gem:{GAME}?n=6"', "data.shuffle=False"])
+    assert len(create_rl_dataset(config.data.val_files, config.data, tokenizer, None)) == 6
+
+
 def test_shuffling_is_said_aloud(compose: Any, caplog: pytest.LogCaptureFixture) -> None:
     config = compose([*DATA, "data.shuffle=True"])
     with caplog.at_level(logging.WARNING):

@@ -30,6 +30,18 @@ from gem_verl.settings import Settings, check_config
 logger = logging.getLogger(__name__)
 
 
+def _listed(files: Any) -> list[Any]:
+    return [files] if isinstance(files, str) else list(files or ())
+
+
+def _check_trained(sources: Sequence[Source]) -> None:
+    if any(source.sampling is not None for source in sources):
+        raise ConfigurationError(
+            "data.train_files: a temperature is for validation; leave it out and set "
+            "actor_rollout_ref.rollout.temperature, which all of training has"
+        )
+
+
 def _check_sees(processor: Any, model: str, shown: Sequence[str], settings: Settings) -> None:
     """Make sure that policies can be shown images.
 
@@ -86,6 +98,8 @@ class GemDataset(Dataset[dict[str, Any]]):
             verls = config._get_root().actor_rollout_ref.rollout.val_kwargs
             usual = {"top_p": verls.top_p, "top_k": verls.top_k or -1}  # 0 is all, too
         self.sources = [Source.parse(str(text), usual) for text in files]
+        if OmegaConf.is_config(config) and files == _listed(config.train_files):
+            _check_trained(self.sources)
         tasks = [task for source in self.sources for task in samples(source.tasks)]
         shown = check(tasks, images=True)
         total = sum(len(source.tasks) * source.samples for source in self.sources)
