@@ -22,8 +22,8 @@ TABLES = {
     "GRPOConfig": Readers.load(HERE / "readers.toml"),
     "AsyncGRPOConfig": Readers.load(HERE / "readers_async.toml"),
 }
-TRL, TRANSFORMERS = "1.16.0", "5.10."
-"""Versions of which the tables are."""
+NEWEST = "5.24."
+"""Of transformers in `make test-trl-versions`, which nobody has walked."""
 
 Check = Callable[[Any, GemSettings], None]
 
@@ -45,8 +45,8 @@ def configuration(name: str) -> tuple[Any, Check]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_has_every_setting(name: str) -> None:
-    if version("trl") != TRL or not version("transformers").startswith(TRANSFORMERS):
-        pytest.skip(f"the tables are of TRL {TRL} and transformers {TRANSFORMERS}*")
+    if version("transformers").startswith(NEWEST):
+        pytest.skip(f"the tables have the settings of older transformers, not of {NEWEST}*")
     made, _ = configuration(name)
     TABLES[name].check(each.name for each in fields(made) if each.init)
 

@@ -68,8 +68,8 @@ class Source:
 
         Args:
             text: The text.
-            usual: Settings of `EvalSampling` that hold where a text with a temperature does not
-                say them; by default those of `EvalSampling`.
+            usual: Values for settings of `EvalSampling` that a text with a temperature leaves out.
+                By default, those of `EvalSampling` are used.
 
         Raises:
             ConfigurationError: The text is malformed; the message names the part.
