@@ -1,5 +1,5 @@
-"""The pages about how each trainer realises a RunSpec, written from its adapter's table; and one
-about the recipes of papers.
+"""The pages about how each trainer realises a RunSpec, written from its adapter's table, and which
+of the trainer's own settings are refused; and one about the recipes of papers.
 
     python tools/parity.py docs/parity            # write the pages
     python tools/parity.py docs/parity --check    # exit status 1 if one is not current
@@ -9,6 +9,7 @@ The adapters of this repository are read from their source folders: a table need
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pages
+import tomllib
 
 from gem.errors import ConfigurationError
 from gem_train.experiment.hardware import Hardware
@@ -25,6 +27,7 @@ from gem_train.table import Departs, Fixed, Ignored, Refused, Table, Way
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 RECIPES = PACKAGES.parent / "recipes" / "papers"
+TESTS = PACKAGES.parent / "tests"
 TITLES = {
     "oat": "oat",
     "openrlhf": "OpenRLHF",
@@ -67,7 +70,34 @@ def page(name: str, table: Table) -> str:
         ]
         cells = (f"`{key}`", _how(way), "; ".join(refused), "; ".join(differs))
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_refused_settings(name)]) + "\n"
+
+
+def _refused_settings(name: str) -> Sequence[str]:
+    """Return the trainer's own settings that are refused, as the adapter's tests try them."""
+    lines = []
+    for path in sorted((TESTS / name).glob("readers*.toml")):
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        lines += [
+            "",
+            f"## Settings of {table['about']} that are refused",
+            "",
+            "Each would have no effect with GEM, another one than it says, or one that nobody has "
+            "tried. The error says why. The adapter's tests try each of these values.",
+            "",
+            "| setting | refused, for example | together with |",
+            "|---|---|---|",
+        ]
+        for key, value in table["refused"].items():
+            plain = not isinstance(value, dict)
+            given = {"value": value} if plain else value
+            beside = [f"`{k}={_value(v)}`" for k, v in given.get("beside", {}).items()]
+            lines.append(f"| `{key}` | `{_value(given['value'])}` | {', '.join(beside)} |")
+    return lines
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value).replace("|", "\\|")
 
 
 def _how(way: Way) -> str:

@@ -338,6 +338,22 @@ def test_the_command_trains_records_and_saves(
     reference.train(again, tmp_path / "again", device="cpu")
 
 
+@pytest.mark.parametrize("supported", [True, False])
+def test_the_command_says_that_a_cpu_is_slow_in_bf16(
+    make_spec: Callable[..., RunSpec],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    supported: bool,
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    spec = tmp_path / "spec.json"
+    made = make_spec(training__iterations=1, training__precision="bf16")
+    spec.write_text(json.dumps(made.to_mapping()))
+    assert main(["--spec", str(spec), "--record", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert ("no instructions for bf16" in capsys.readouterr().err) is not supported
+
+
 def test_the_command_reads_toml(model_folder: str, tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
     assert read_spec(recipe).policy.model == model_folder

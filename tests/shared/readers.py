@@ -44,7 +44,7 @@ class Readers:
     def load(cls, path: Path) -> Readers:
         """Read a table; a setting that is in it twice is an error."""
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-        assert set(found) <= {*KINDS, REFUSED}, sorted(found)
+        assert set(found) <= {"about", *KINDS, REFUSED}, sorted(found)
         entries = [(key, kind) for kind in KINDS for key in found.get(kind, ())]
         refused = []
         for key, value in found.get(REFUSED, {}).items():

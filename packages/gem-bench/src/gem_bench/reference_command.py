@@ -20,6 +20,13 @@ from gem_bench.seeing import load_tokenizer
 from gem_train.experiment.metrics import show
 
 
+def _slow_in_bf16(device: str) -> bool:
+    if not (device == "cpu" or (device == "auto" and not torch.cuda.is_available())):
+        return False
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is not None and not supported()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Train from the command line; return 2, with a message on stderr, if the run fails."""
     parser = argparse.ArgumentParser(
@@ -54,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(args.threads)
     try:
         spec = read_spec(args.spec)
+        if spec.training.precision == "bf16" and _slow_in_bf16(args.device):
+            sys.stderr.write(
+                "training.precision: this CPU has no instructions for bf16, and passes take "
+                "several times as long as in fp32\n"
+            )
         every = args.checkpoint_every
         learner = train(
             spec,
