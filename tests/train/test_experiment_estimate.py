@@ -72,13 +72,30 @@ def test_whitened_advantages_have_mean_0_and_deviation_1_over_valid_turns() -> N
     assert targets == turn_advantages("gae", BATCH, gamma=0.9, lam=0.8, values=VALUES)[1]
 
 
-def test_whitening_is_within_the_parts_of_the_batch() -> None:
-    shaping = Shaping(whiten=True, normalise="role")
-    found, _ = turn_advantages("reinforce", in_a_game(), shaping, gamma=0.9)
-    for agent in ("first", "second"):
-        mine = zip(in_a_game(), found, strict=True)
-        of_agent = [a for t, of in mine if t.agent == agent and t.valid for a in of]
-        assert abs(np.mean(of_agent)) < 1e-12
+@pytest.mark.parametrize("name", ["reinforce", "rebn", "grpo", "rloo"])
+def test_whitening_is_within_the_parts_that_normalise_says(name: str) -> None:
+    batch = [replace(t, agent="first") for t in BATCH]
+    for t in BATCH:
+        larger = [replace(turn, reward=3 * turn.reward) for turn in t.turns]
+        batch.append(replace(t, agent="second", turns=larger))
+
+    def white(normalise: str) -> dict[str, list[float]]:
+        shaping = Shaping(whiten=True, normalise=normalise, group_std=False)
+        found, _ = turn_advantages(name, batch, shaping, gamma=0.9)
+        return {
+            agent: [
+                a
+                for t, of in zip(batch, found, strict=True)
+                if t.agent == agent and t.valid
+                for a in of
+            ]
+            for agent in ("first", "second")
+        }
+
+    by_role, together = white("role"), white("batch")
+    assert all(abs(np.mean(of_agent)) < 1e-12 for of_agent in by_role.values())
+    assert abs(np.mean([a for of_agent in together.values() for a in of_agent])) < 1e-12
+    assert not np.allclose(by_role["first"], together["first"])
 
 
 def test_advantages_are_clipped_last() -> None:

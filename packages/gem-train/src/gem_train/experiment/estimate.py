@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, MutableMapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -158,8 +158,9 @@ def turn_advantages(
             or a number is not finite.
     """
     chosen = estimator(name)
-    names = part_of_each(episodes, "role" if chosen.by_role else shaping.normalise)
-    numbers = {part: number for number, part in enumerate(sorted(set(names)))}
+    parts, names = _numbered(
+        part_of_each(episodes, "role" if chosen.by_role else shaping.normalise)
+    )
     rewards = [shaping.rewards(episode.rewards) for episode in episodes]
     if added is not None:
         rewards = [
@@ -174,12 +175,21 @@ def turn_advantages(
             for episode, counts in zip(episodes, trained or [True] * len(episodes), strict=True)
         ],
         values=values,
-        parts=[numbers[part] for part in names],
-        part_names=tuple(numbers) or ("batch",),
+        parts=parts,
+        part_names=names,
     )
     estimate = chosen(table, Options(gamma, lam, shaping.group_std, dict(state or {})))
     if state is not None:
         state.clear()
         state.update(estimate.state)
-    advantages = shaping.advantages(estimate.advantages, table)
+    # Whatever the estimator compares with, `normalise` says what is whitened together.
+    parts, names = _numbered(part_of_each(episodes, shaping.normalise))
+    whitened = replace(table, part=np.repeat(parts, table.lengths), part_names=names)
+    advantages = shaping.advantages(estimate.advantages, whitened)
     return table.split(advantages), table.split(estimate.targets)
+
+
+def _numbered(names: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+    """Return the number of each episode's part, and the name of each number."""
+    numbers = {name: number for number, name in enumerate(sorted(set(names)))}
+    return [numbers[name] for name in names], tuple(numbers) or ("batch",)
