@@ -29,7 +29,7 @@ from gem_bench.fit import (
 from gem_bench.runspec import SHIPPED, load_hardware, load_spec
 from gem_bench.shape import PUBLISHED, Shape, find_config, qwen3
 from gem_train.experiment.hardware import Hardware
-from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.runspec import EvalPart, RunSpec
 
 RECIPES = sorted(Path(__file__).parents[2].joinpath("recipes").glob("*.toml"))
 
@@ -424,6 +424,17 @@ def test_skyrls_models_leave_the_gpu_to_its_engines() -> None:
         assert found.phases["learn"][name] == size * shape.parameters
     shared = estimate("skyrl", spec, Hardware(gpus_per_node=4), shape)
     assert shared.phases["learn"]["optimizer"] == 2 * shape.parameters
+
+
+def test_samples_of_an_evaluation_are_episodes_of_it() -> None:
+    def cache(episodes: int, samples: int) -> float:
+        spec = experiment()
+        part = EvalPart(name="a", id=spec.env[0].id, episodes=episodes, samples=samples)
+        spec = replace(spec, eval=(part,))
+        found = estimate("reference", spec, Hardware(), SHAPES["Qwen3-1.7B"])
+        return found.phases["sample"]["KV cache"]
+
+    assert cache(16, 8) == cache(128, 1) > cache(16, 1)
 
 
 def test_offload_helps_where_the_trainer_offloads() -> None:

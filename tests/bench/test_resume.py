@@ -65,8 +65,8 @@ def change(out: Path, **entries: Any) -> None:
     [
         (2, 2, "goes on from iteration 2; what was recorded of 1 later ones is set aside"),
         (3, 3, "goes on from iteration 3"),
-        (5, 0, "begins again at iteration 0: it had no checkpoint"),
-        (None, 0, "begins again at iteration 0: it had no checkpoint"),
+        (5, 0, "begins again at iteration 0: the trainer loaded no checkpoint"),
+        (None, 0, "begins again at iteration 0: the trainer loaded no checkpoint"),
     ],
 )
 def test_a_run_that_died_goes_on_from_its_checkpoint(

@@ -266,6 +266,7 @@ def test_a_server_of_a_pool_is_asked_in_its_episodes_only(server: Stub) -> None:
     [
         "random:1,",
         "random:0,oracle:1",
+        "random:1,http://127.0.0.1:8000",
         "random:-1,oracle:1",
         "random:inf,oracle:1",
         "random:x,oracle:1",

@@ -447,6 +447,7 @@ def test_a_failure_in_a_vector_is_blamed_on_what_failed() -> None:
         (lambda: make_vec(EASY, size=3), UnknownParameterError, "'size'"),
         (lambda: SyncVectorEnv([]), ConfigurationError, "at least one environment"),
         (lambda: make_vec(EASY, num_workers=2), ConfigurationError, "'sync' has no workers"),
+        (lambda: make_vec(EASY, step_timeout_s=2.0), ConfigurationError, "'sync' has no time"),
         (
             lambda: make_vec(EASY, num_workers=2, vectorization_mode="thread"),
             ConfigurationError,

@@ -451,7 +451,7 @@ def test_an_oversized_action_is_refused_and_the_episode_goes_on() -> None:
         with served.remote(OBLIGING) as env:
             env.reset(seed=1)
             with pytest.raises(
-                RemoteError, match="action has 12 bytes; this server takes at most 10"
+                ConfigurationError, match="action has 12 bytes; this server takes at most 10"
             ):
                 env.step("é" * 6)
             assert env.step("é" * 5)[0].startswith("é" * 5)
@@ -459,7 +459,8 @@ def test_an_oversized_action_is_refused_and_the_episode_goes_on() -> None:
             asked(socket, {"type": "reset"})
             told = asked(socket, {"type": "step", "data": {"text": "x" * 11}})
             assert (
-                told["data"]["message"] == "the action has 11 bytes; this server takes at most 10"
+                told["data"]["message"]
+                == "the action has 11 bytes; this server takes at most 10 (--max-action-bytes)"
             )
             assert (
                 asked(socket, {"type": "step", "data": {"text": "\0" * 10}})["type"]

@@ -282,7 +282,7 @@ def estimate(trainer: str, spec: RunSpec, hardware: Hardware, shape: Shape) -> E
     kv_token = 2 * shape.layers * keys * element
     episode, own = spec.policy.tokens * kv_token, spec.training.precision in keeps.own_sampler
     if own:
-        batches = [spec.episodes, *(part.episodes for part in spec.eval)]
+        batches = [spec.episodes, *(part.episodes * part.samples for part in spec.eval)]
         room = -(-max(batches) // hardware.gpus) * episode
         sampler = {"copies": passes["copies"], "KV cache": room}
     else:

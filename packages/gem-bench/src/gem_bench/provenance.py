@@ -11,7 +11,9 @@ from typing import Any
 
 from gem.json_lines import parse_as
 
-_PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "torch", "transformers", "vllm", "ray", "numpy")
+_GEM = "core bench box cpu judge math sandbox tau train verifiers vision"
+"""Of these a run may be made, whatever the trainer; some decide rewards."""
+_PACKAGES = (*(f"gem-{n}" for n in _GEM.split()), "torch", "transformers", "vllm", "ray", "numpy")
 _ASK = """
 import importlib.metadata as m, json, platform, re, sys
 adapter, *names = sys.argv[1:]

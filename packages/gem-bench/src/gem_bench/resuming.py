@@ -72,7 +72,7 @@ def check_ended(run_dir: Path, earlier: Mapping[str, Any]) -> None:
 def goes_on(iteration: int, recorded: int) -> str:
     """Say where a resumed run goes on, from its first iteration and how many were recorded."""
     if iteration == 0:
-        return "begins again at iteration 0: it had no checkpoint"
+        return "begins again at iteration 0: the trainer loaded no checkpoint"
     text = f"goes on from iteration {iteration}"
     if recorded > iteration:
         text += f"; what was recorded of {recorded - iteration} later ones is set aside"

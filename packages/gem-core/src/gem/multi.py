@@ -7,6 +7,7 @@ One method set covers games in which agents take turns, act at the same time, or
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -243,7 +244,9 @@ def pool(opponents: str) -> dict[str, float]:
             value = float(weight)
         except ValueError:
             value = math.nan
-        if not name or name in found or not 0 < value < math.inf:
+        # Behind a host without a path an integer is a port, and the weight is missing.
+        port = re.fullmatch(r"https?://[^/:]+", name) and weight.isdigit()
+        if not name or name in found or not 0 < value < math.inf or port:
             raise ConfigurationError(
                 f"opponent {opponents!r}: {entry.strip()!r} is not a player and its weight, such "
                 "as random:0.5, with each player once"

@@ -166,7 +166,7 @@ def size_of(action: str) -> int:
 
 def oversized(size: int, limit: int) -> str:
     """Return the message for an action that a server does not take."""
-    return f"the action has {size} bytes; this server takes at most {limit}"
+    return f"the action has {size} bytes; this server takes at most {limit} (--max-action-bytes)"
 
 
 def fault(error: Exception) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gem.core import EnvSpec, Info, Observation, Step
-from gem.errors import ConfigurationError, RemoteError
+from gem.errors import ConfigurationError
 from gem.tables import plain_values
 from gem_serve.connection import ANSWER_TIMEOUT_S, Connection, ServedEnv, checked_url
 from gem_serve.messages import observation_of, oversized, size_of, step_of
@@ -153,7 +153,8 @@ class RemoteEnv(ServedEnv):
     def _play(self, action: str) -> Step:
         # A message far above the limit would end the connection.
         if size_of(action) > self._most_bytes:
-            raise RemoteError(oversized(size_of(action), self._most_bytes))
+            # The policy, not the environment, has said too much: no reason to void the episode.
+            raise ConfigurationError(oversized(size_of(action), self._most_bytes))
         step = step_of(self.ask("step", {"text": action}))
         self._actions.append(action)
         return step

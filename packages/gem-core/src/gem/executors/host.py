@@ -174,7 +174,10 @@ class EnvHost:
         if name in ("step", "resume"):
             size = len(arguments[-1].encode(errors="surrogatepass"))
             if size > self._most_action_bytes:
-                message = f"an action has {size} bytes; {self._most_action_bytes} are allowed"
+                message = (
+                    f"an action has {size} bytes; {self._most_action_bytes} are allowed "
+                    "(--max-action-bytes of a server)"
+                )
                 call = partial(_refuse, ConfigurationError(message))
             elif name == "resume":
                 played = len(arguments[2])

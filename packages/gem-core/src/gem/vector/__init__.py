@@ -45,8 +45,8 @@ def make_vec(
             cluster, or `remote:http://host:port` at a server (`python -m gem serve`), as an
             `AsyncVectorEnv`.
         num_workers: Most processes or actors; one for each core by default.
-        step_timeout_s: Limit of one `reset` or `step` in seconds, None for no limit; `sync` has
-            none.
+        step_timeout_s: Limit of one `reset` or `step` in seconds, None for no limit. The mode
+            `sync` has none and refuses another than the default.
         **kwargs: Parameters of all environments.
 
     Raises:
@@ -73,6 +73,8 @@ def make_vec(
     if vectorization_mode == "sync":
         if num_workers is not None:
             raise ConfigurationError("num_workers: the mode 'sync' has no workers")
+        if step_timeout_s not in (None, STEP_TIMEOUT_S):
+            raise ConfigurationError("step_timeout_s: the mode 'sync' has no time limit")
         return SyncVectorEnv([recipe.make for recipe in recipes], **options)
     if vectorization_mode == "async":
         raise ConfigurationError(

@@ -43,7 +43,8 @@ class LearnerPart:
     checkpointing: bool = setting("compute activations again in the backward pass", True)
     offload: bool = setting("keep the optimiser's state in main memory between updates", False)
     attention: str | None = setting(
-        "implementation of attention; by default flash attention where it is installed",
+        "implementation of attention; by default flash attention in bf16 where it is installed, "
+        "else sdpa",
         None,
         choices=("sdpa", "flash_attention_2"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -261,10 +261,9 @@ class RunSpec:
             )
         _check_landmarks(spec.landmarks)
         spec._check_loss()
+        spec._check_unread()
         spec._check_groups()
         spec._check_sampling()
-        if spec.policy.lora_init is not None and not spec.policy.lora_rank:
-            raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
         spec._check_mixture()
         spec._check_judges()
@@ -374,7 +373,7 @@ class RunSpec:
 
     def _check_loss(self) -> None:
         """Refuse settings of the loss and the schedule that contradict each other."""
-        algorithm, optimizer = self.algorithm, self.optimizer
+        algorithm = self.algorithm
         highest, most = 1 + algorithm.highest, algorithm.dual_clip
         if most is not None and most <= highest:
             raise ConfigurationError(
@@ -385,29 +384,13 @@ class RunSpec:
                 f"algorithm.dual_clip: is of the loss 'ppo', not of {algorithm.loss!r}; leave it "
                 f"out, got {most!r}"
             )
-        if algorithm.clip_high is not None and algorithm.loss == "sapo":
-            raise ConfigurationError(
-                "algorithm.clip_high: the loss 'sapo' has no clip range; leave it out, got "
-                f"{algorithm.clip_high!r}"
-            )
-        self._check_correction()
+        self._check_bounds()
         self._check_phases()
-        name = algorithm.advantage
-        if not algorithm.group_std and name in BUILT_IN and name != "grpo":
-            raise ConfigurationError(
-                f"algorithm.group_std: means nothing to the advantage {name!r}; leave it out, got "
-                "False"
-            )
         steps = self.training.iterations * self.steps
-        if optimizer.warmup >= steps:
+        if self.optimizer.warmup >= steps:
             raise ConfigurationError(
                 f"optimizer.warmup must be below the optimiser steps of the run, {steps}, got "
-                f"{optimizer.warmup}"
-            )
-        if optimizer.min_lr_ratio and optimizer.schedule == "constant":
-            raise ConfigurationError(
-                "optimizer.min_lr_ratio: means nothing to the schedule 'constant'; leave it out, "
-                f"got {optimizer.min_lr_ratio!r}"
+                f"{self.optimizer.warmup}"
             )
 
     def _check_phases(self) -> None:
@@ -424,14 +407,9 @@ class RunSpec:
                 "algorithm.critic_warmup must be below training.iterations = "
                 f"{iterations}, got {alone}"
             )
-        if algorithm.kl_reset is not None and not algorithm.kl_coef:
-            raise ConfigurationError(
-                "algorithm.kl_reset: means nothing without algorithm.kl_coef; leave it out, got "
-                f"{algorithm.kl_reset}"
-            )
 
-    def _check_correction(self) -> None:
-        """Refuse bounds that contradict each other, and settings without them."""
+    def _check_bounds(self) -> None:
+        """Refuse bounds of a correction that contradict each other."""
         algorithm = self.algorithm
         for low, high in (("tis_floor", "tis_clip"), ("reject_low", "reject_high")):
             least, most = getattr(algorithm, low), getattr(algorithm, high)
@@ -439,16 +417,47 @@ class RunSpec:
                 raise ConfigurationError(
                     f"algorithm.{low} must be below algorithm.{high} = {most:g}, got {least!r}"
                 )
-        unused = {
-            "tis_level": ("token", algorithm.weighs, "tis_clip or tis_floor"),
-            "tis_outside": ("clip", algorithm.weighs, "tis_clip or tis_floor"),
-            "reject_level": ("token", algorithm.rejects, "reject_low or reject_high"),
+
+    def _check_unread(self) -> None:
+        """Refuse settings that nothing reads, because of another one.
+
+        The advantages' own (`lam`, `value_lr`, `value_clip`, `normalise`) are left: a sweep may
+        vary the advantage.
+        """
+        algorithm, policy = self.algorithm, self.policy
+        weighs = algorithm.weighs, "without tis_clip or tis_floor"
+        gate = algorithm.loss == "sapo"
+        fades, clips = (gate, f"to the loss {algorithm.loss!r}"), (not gate, "to the loss 'sapo'")
+        penalty = algorithm.kl_coef > 0, "without algorithm.kl_coef"
+        adapters = policy.lora_rank > 0, "without policy.lora_rank"
+        by_group = algorithm.advantage == "grpo" or algorithm.advantage not in BUILT_IN
+        conditions = {
+            "policy.lora_alpha": adapters,
+            "policy.lora_init": adapters,
+            "algorithm.clip": clips,
+            "algorithm.clip_high": clips,
+            "algorithm.group_std": (by_group, f"to the advantage {algorithm.advantage!r}"),
+            "algorithm.kl_estimator": penalty,
+            "algorithm.kl_in": penalty,
+            "algorithm.kl_reset": penalty,
+            "algorithm.reject_level": (algorithm.rejects, "without reject_low or reject_high"),
+            "algorithm.sapo_negative": fades,
+            "algorithm.sapo_positive": fades,
+            "algorithm.tis_level": weighs,
+            "algorithm.tis_outside": weighs,
+            "optimizer.min_lr_ratio": (
+                self.optimizer.schedule != "constant",
+                "to the schedule 'constant'",
+            ),
         }
-        for key, (usual, used, needed) in unused.items():
-            value = getattr(algorithm, key)
-            if value != usual and not used:
+        for key, (read, without) in conditions.items():
+            table, _, name = key.partition(".")
+            part = getattr(self, table)
+            [default] = (each.default for each in fields(part) if each.name == name)
+            given = getattr(part, name)
+            if given != default and not read:
                 raise ConfigurationError(
-                    f"algorithm.{key}: means nothing without {needed}; leave it out, got {value!r}"
+                    f"{key}: means nothing {without}; leave it out, got {given!r}"
                 )
 
     def _check_groups(self) -> None:
