@@ -199,9 +199,8 @@ def twins(fake_site: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("trainer", "status"), [pytest.param("right", 0, marks=pytest.mark.nightly), ("wrong", 1)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("trainer", "status"), [("right", 0), ("wrong", 1)])
 def test_a_trainer_is_run_beside_the_reference(
     trainer: str, status: int, twins: None, gem_bench: Start, tmp_path: Path
 ) -> None:
