@@ -9,7 +9,7 @@ Where answers are graded in parts (`graded_in_parts`), a guess must not win; wha
 looked at.
 
 Where an item has many right answers, a constant can be one of them. What such a constant wins is
-the floor of the environment: the check says it, and faults it above one half.
+the floor of the environment: the check says it, and faults it above one half and a tenth.
 """
 
 from __future__ import annotations
