@@ -32,6 +32,7 @@ from gem_box.images import used
         ("[verifier]\ntimeout_sec = -1", "verifier.timeout_sec must be a number above 0"),
         ("[agent]\nuser = 'agent'", "agent.user = 'agent'"),
         ("[[steps]]\nname = 'one'", "steps"),
+        ("multi_step_reward_strategy = 'best'", "multi_step_reward_strategy = 'best'"),
         ("[colours]\nred = 1", "colours is not known here"),
         ("x = [", "task.toml: cannot be read as TOML"),
         ("environment = 'x'", "environment is no table"),
@@ -54,6 +55,7 @@ def test_what_harbor_has_and_a_box_can_do_is_taken(tmp_path: Path) -> None:
     toml = """
 schema_version = "1.4"
 artifacts = []
+multi_step_reward_strategy = "final"
 [task]
 name = "org/x"
 [metadata]

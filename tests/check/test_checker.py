@@ -59,6 +59,7 @@ import gem
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import (
+    BusyMachineError,
     ConfigurationError,
     MissingExtraError,
     UnknownEnvError,
@@ -251,6 +252,7 @@ def test_where_a_step_takes_seconds_checks_of_many_steps_are_left_out(
     report = check_env(GuessTheNumber, min_number=1, max_number=10, max_turns=4)
     skipped = {r.name for r in report.results if r.detail == "a step takes seconds"}
     assert {"leak", "degenerate", "bad_input"} <= skipped
+    assert report.head.endswith(f": ok, {len(skipped)} checks skipped because a step takes seconds")
     assert {"startup", "contract", "processes", "oracle", "replay"}.isdisjoint(skipped)
     assert report.passed
 
@@ -283,6 +285,13 @@ def module_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                     super()._start()
                     if os.getpid() != int(os.environ["TEST_PROCESS"]):
                         os._exit(7)
+
+
+            class Spins(GuessTheNumber):
+                def _start(self):
+                    super()._start()
+                    while os.getpid() != int(os.environ["TEST_PROCESS"]):
+                        pass
 
 
             class Prints(GuessTheNumber):
@@ -321,6 +330,32 @@ def test_another_process_must_play_the_same_episodes(
         # One that died, or that prints, spoils nothing for the others.
         assert outcome("Prints").status == "passed"
         assert outcome("Sound").status == "passed"
+
+
+def test_the_limit_of_another_process_is_one_of_cpu_time(
+    module_of_faults: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_PROCESS", str(os.getpid()))
+    monkeypatch.setattr("gem_check.other_process._CPU_S", 0.5)
+    found = result(check_env(module_of_faults.Spins, only=["processes"]), "processes")
+    assert (found.status, found.detail) == (
+        "failed",
+        "another process is not done after 0.5 s of CPU time",
+    )
+
+
+def test_on_a_machine_that_is_too_busy_a_check_is_skipped(
+    module_of_faults: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*args: Any, **options: Any) -> None:
+        raise BusyMachineError("too much else runs on this machine")
+
+    monkeypatch.setattr("gem_check.other_process.WorkerPool.call", busy)
+    report = check_env(module_of_faults.Sound, only=["processes"])
+    found = result(report, "processes")
+    assert (found.status, found.detail) == ("skipped", "too much else runs on this machine")
+    monkeypatch.setattr("gem_check.checks.recorded", busy)
+    assert result(check_env(GuessTheNumber, only=["replay"]), "replay").status == "skipped"
 
 
 def test_what_cannot_be_checked_is_skipped_with_a_reason() -> None:

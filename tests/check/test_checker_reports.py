@@ -202,21 +202,32 @@ def test_a_reward_above_the_limit_comes_with_limit_and_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reward", "pays"),
+    ("reward", "pays", "cpu_s"),
     [
-        (0.3, "1.5 (5 x call of search, 4 x action)"),
-        (0.0, ""),
+        (0.3, "1.5 (5 x call of search, 4 x action)", 1.0),
+        # On any machine, however slow.
+        (0.3, "1.5 (5 x call of search, 4 x action)", 0.0),
+        (0.0, "", 9.0),
     ],
 )
-def test_tools_that_pay_for_calls_are_warned_of(reward: float, pays: str) -> None:
+def test_tools_that_pay_for_calls_are_warned_of(reward: float, pays: str, cpu_s: float) -> None:
     pytest.importorskip("bm25s")
     tools = [{"name": "search", "index": "sample"}]
     wrapper = {"name": "tool_env", "tools": tools, "tool_reward": reward, "max_tool_uses": 5}
-    report = check_env("game:GuessTheNumber-v0-easy", only=["unearned"], wrappers=[wrapper])
+    report = check_env(
+        "game:GuessTheNumber-v0-easy", only=["unearned"], wrappers=[wrapper], cpu_s=cpu_s
+    )
     found = result(report, "unearned")
     assert found.shown == ("warning" if pays else "passed")
     assert pays in found.detail
     assert "1 with it" in found.detail or "a won one 1:" in found.detail
+
+
+def test_a_search_for_rewards_that_is_cut_short_does_not_pass() -> None:
+    report = check_env("game:GuessTheNumber-v0-easy", only=["unearned"], cpu_s=0.0)
+    found = result(report, "unearned")
+    assert found.status == "skipped"
+    assert found.detail.startswith("0 s of CPU time ended the search after 1 of 4 episodes")
 
 
 def test_turns_that_pay_without_end_are_warned_of() -> None:

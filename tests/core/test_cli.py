@@ -262,6 +262,15 @@ def test_replay_shows_an_episode(run_folder: Path, capsys: pytest.CaptureFixture
     assert "has 3 episodes, counted from 0; there is no 3" in err
 
 
+def test_a_record_of_which_nothing_can_be_compared_is_an_error(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run("replay", str(run_folder), "--verify", "--episode", "2", capsys=capsys)
+    assert status == 2
+    assert out == "0 of 0 episodes are the same again, 1 failed ones not compared\n"
+    assert err == f"error: {run_folder / 'episodes.jsonl'}: no episode could be compared\n"
+
+
 def test_a_record_without_episodes_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from echo import wait_until
 
+from gem import registry
 from gem.envs.games.base import boxed
 from gem.envs.multi.nim import Nim
 from gem.errors import ConfigurationError, RolloutError
-from gem.multi import MultiAgentEnv, MultiStep
+from gem.multi import MultiAgentEnv, MultiStep, of_one_seat
+from gem.registry import spec
 from gem.replay import difference, match_difference
 from gem.rollout import Budget, ChatFormat, Request, Sample, play, play_match, play_tasks
 from gem.seat import Seat
@@ -230,6 +232,19 @@ def test_against_itself_a_policy_is_trained_on_the_seat_of_the_task(
     with pytest.raises(ConfigurationError, match="seat must be one of 'first', 'second'"):
         wrong = Task("multi:Nim-v0", seed, {**params, "seat": "third"})
         asyncio.run(play(wrong, sampler, chat, budget=BUDGET))
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_against_itself_the_seat_of_the_id_holds(
+    small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    own = replace(spec("multi:Nim-v0"), id="test:Second-v0", kwargs={"seat": "second"})
+    monkeypatch.setitem(registry._registry, own.id, own)
+    task = Task(own.id, seed, {"piles": [2, 2], "opponent": "self"})
+    sampler = Says(small_tokenizer, "\\boxed{1 1}", "\\boxed{1 1}", "\\boxed{2 1}")
+    found = asyncio.run(play(task, sampler, ChatFormat(small_tokenizer), budget=BUDGET))
+    assert found.agent == "second"
+    assert of_one_seat(own.id, task.params)["seat"] == "second"
 
 
 def test_a_seat_that_never_moved_is_replaced_by_one_that_did(small_tokenizer: Any) -> None:

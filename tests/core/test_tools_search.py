@@ -359,6 +359,15 @@ def test_without_an_index_or_a_server_construction_fails(monkeypatch: pytest.Mon
     assert SearchTool().protocol == "msgpack"
 
 
+@pytest.mark.parametrize(
+    "given", [{"protocol": "json"}, {"timeout_s": 9.0}, {"retries": 0}, {"cache": False}]
+)
+def test_a_servers_parameters_are_refused_with_an_index(given: dict[str, Any]) -> None:
+    [name] = given
+    with pytest.raises(ConfigurationError, match=f"{name}=.* is for a search server"):
+        SearchTool(index="sample", **given)
+
+
 def test_without_bm25s_a_local_index_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(MissingExtraError, match=r"gem-core\[search\]"):

@@ -230,6 +230,30 @@ def test_output_is_cut_at_its_limit() -> None:
     assert result.limit_hit == "output"
 
 
+WRITES = (
+    "import os\n"
+    "with open('data', 'wb') as file:\n"
+    "    for _ in range({mb}):\n"
+    "        file.write(bytes(1 << 20))\n"
+    "print(os.path.getsize('data'))"
+)
+
+
+@pytest.mark.parametrize("runner", ["bwrap", "subprocess"])
+def test_a_file_may_be_as_large_as_the_limit_of_the_disk(runner: str) -> None:
+    limits = Limits(disk_mb=8, output_bytes=1000)
+    written = resolve(runner).run(WRITES.format(mb=7), limits=limits)
+    assert (written.stdout, written.limit_hit) == (f"{7 << 20}\n", None)
+    too_large = resolve(runner).run(WRITES.format(mb=9), limits=limits)
+    assert too_large.exit_code == 1
+    assert "OSError" in too_large.stderr
+
+
+def test_a_limit_of_processes_needs_a_runner_that_has_one() -> None:
+    with pytest.raises(ConfigurationError, match="processes=4: the runner 'subprocess' cannot"):
+        SubprocessRunner().run("print(1)", limits=Limits(processes=4))
+
+
 def test_limits_must_be_positive_and_runners_can_be_pickled() -> None:
     with pytest.raises(ConfigurationError, match="cpu_s must be a number of seconds above 0"):
         Limits(cpu_s=0)

@@ -46,6 +46,9 @@ class Liar(SubprocessRunner):
 
     isolates: ClassVar[frozenset[str]] = frozenset({"files", "network"})
 
+    def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
+        return super().run(code, stdin, replace(limits, processes=Limits.processes))
+
 
 class Leaky(Liar):
     """Has what it was told before in the memory of the next program."""

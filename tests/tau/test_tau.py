@@ -348,13 +348,27 @@ def test_bad_parameters_are_named(name: str, params: dict[str, Any]) -> None:
         retail(**params)
 
 
-@pytest.mark.parametrize("given", [{"url": "http://localhost:1/v1"}, {"model": "gpt-4.1"}])
-@pytest.mark.parametrize("env_id", ["tau:Retail-v2", "tau:Airline-v2"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": "http://localhost:1/v1"},
+        {"model": "gpt-4.1"},
+        {"temperature": 0.7},
+        {"timeout_s": 5.0},
+        {"api_key_env": "KEY"},
+    ],
+)
+@pytest.mark.parametrize("env_id", ["tau:Retail-v2", "tau:Airline-v2", "tau:RetailGen-v0"])
 def test_a_model_for_the_user_is_refused_where_the_user_is_scripted(
     env_id: str, given: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigurationError, match="is for the user 'llm', got user='scripted'"):
         gem.make(env_id, **given)
+
+
+def test_a_split_of_generated_tasks_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="split='test' is of the benchmark's tasks"):
+        gem.make("tau:RetailSeats-v2", generated=True, split="test")
 
 
 def test_bad_options_are_named() -> None:

@@ -61,7 +61,7 @@ _TOP: Mapping[str, Any] = {
     "version": ...,
     "source": ...,
     "artifacts": ...,
-    "multi_step_reward_strategy": ...,
+    "multi_step_reward_strategy": (None, "mean", "final"),
     "steps": (None, []),
 }
 _NUMBERS = ("cpus", "memory_mb", "storage_mb")

@@ -21,7 +21,13 @@ import gem_check.multi as multi
 import gem_check.scores as scores
 from gem import registry
 from gem.core import Env, EnvSpec
-from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
+from gem.errors import (
+    BusyMachineError,
+    ConfigurationError,
+    GemError,
+    MissingExtraError,
+    UnreachableError,
+)
 from gem.foreign import contained
 from gem.making import make
 from gem.parameters import integer, number, positive
@@ -36,6 +42,7 @@ Severity: TypeAlias = Literal["fail", "warn", "advisory"]
 
 
 _REWINDS = ("sample_random_action", "snapshot")
+_SLOW = "a step takes seconds"
 
 
 class Check(NamedTuple):
@@ -163,11 +170,13 @@ class CheckReport:
 
     @property
     def head(self) -> str:
-        """One line: the id, its replaced parameters, and whether it passed."""
+        """One line: the id, its replaced parameters, whether it passed, what was too slow."""
         failed, warned = len(self.failures), len(self.warnings)
         verdict = f"{failed} of {len(self.results)} checks failed" if failed else "ok"
         if warned:
             verdict += f", {warned} warning{'s' if warned > 1 else ''}"
+        if left_out := sum(result.detail == _SLOW for result in self.results):
+            verdict += f", {left_out} checks skipped because {_SLOW}"
         replaced = f" (with {', '.join(self.replaced)})" if self.replaced else ""
         return f"{self.env}{replaced}: {verdict}"
 
@@ -310,9 +319,9 @@ def _run(check: Check, subject: Subject, runnable: bool) -> CheckResult:
             if name in check.needs:
                 raise SkipCheck(f"needs {name}(): {why}")
         if check.many_steps and len(subject.seeds) == 1:
-            raise SkipCheck("a step takes seconds")
+            raise SkipCheck(_SLOW)
         return CheckResult(check.name, "passed", check.run(subject), check)
-    except SkipCheck as skip:
+    except (SkipCheck, BusyMachineError) as skip:
         return CheckResult(check.name, "skipped", str(skip), check)
     except BaseException as error:
         return CheckResult(check.name, "failed", describe(contained(error)), check)

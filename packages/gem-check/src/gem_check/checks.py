@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from gem.core import Env
+from gem.errors import BusyMachineError
 from gem.foreign import contained
 from gem.replay import difference
 from gem.seeding import env_seed, stream
@@ -235,6 +236,8 @@ def check_threads(subject: Subject) -> str:
     with ThreadPoolExecutor(_THREADS) as pool:
         for job in [pool.submit(played) for _ in range(_THREADS)]:
             error = job.exception()
+            if isinstance(error, BusyMachineError):
+                raise error
             found = describe(error) if isinstance(error, Exception) else job.result()
             require(found == expected, f"a thread beside others plays other episodes: {found}")
     return f"{_THREADS} threads, transcript {expected[:8]}"
@@ -320,6 +323,8 @@ def check_bad_input(subject: Subject) -> str:
     for n, action in enumerate(_bad_inputs(example), start=1):
         try:
             step = env.step(action)
+        except BusyMachineError:
+            raise
         except BaseException as error:
             what = describe(contained(error))
             raise FaultError(f"action {action!r:.60}: {what}") from None

@@ -9,7 +9,7 @@ Where answers are graded in parts (`graded_in_parts`), a guess must not win; wha
 looked at.
 
 Where an item has many right answers, a constant can be one of them. What such a constant wins is
-the floor of the environment: the check says it, and faults it above one half.
+the floor of the environment: the check says it, and faults it above `COIN + MIN_FLOOR_MARGIN`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gem.core import Env
-from gem_check.playing import answer_like, content_of, shown, won
+from gem_check.playing import answer_like, content_of, cpu_time, shown, won
 from gem_check.scores import COIN, MIN_FLOOR_MARGIN
 from gem_check.subject import FaultError, SkipCheck, Subject
 
@@ -31,7 +30,8 @@ _ITEMS = 12
 # A suspicion is confirmed on this many times as many items.
 _CONFIRM = 4
 _FEWEST_ITEMS = 4
-_SECONDS = 2.0  # wall-clock seconds per second of `Subject.cpu_s`
+# CPU seconds per second of `Subject.cpu_s`, after which no further item is tried.
+_SECONDS = 2.0
 _MAX_NUMBERS = 40
 
 _CONSTANTS = (
@@ -86,7 +86,7 @@ def check_guesses(subject: Subject) -> str:
         floor = (
             f"; the constant {luckiest:.60} is right by luck in {lucky[luckiest]:.2f} of the items"
         )
-    return f"{tried} answers that solve nothing earn at most {most:.2f}{floor}"
+    return f"{tried} answers that solve nothing earn at most {most:.2f} in {n} items{floor}"
 
 
 def _earned(
@@ -101,8 +101,9 @@ def _earned(
     parts = getattr(env.unwrapped, "graded_in_parts", False)
     items = [_item(env, seed) for seed in range(count)]
     paid: dict[str, list[tuple[str | None, float]]] = defaultdict(list)
-    began = time.perf_counter()
-    limit = _SECONDS * subject.cpu_s
+    began = cpu_time()
+    # A suspicion is always confirmed on all items.
+    limit = _SECONDS * subject.cpu_s if only is None else math.inf
     done = 0
     for place, item in enumerate(items):
         worth: dict[str, float] = {}
@@ -120,10 +121,8 @@ def _earned(
                 worth[text] = max(share, float(won(step)), 0.0)
             paid[name].append((item.recorded, worth[text]))
         done += 1
-        taken = time.perf_counter() - began
-        if done >= _FEWEST_ITEMS and taken > limit:
+        if done >= _FEWEST_ITEMS and cpu_time() - began > limit:
             break
-        slow = slow or taken > limit
     means = {}
     for name, rewards in paid.items():
         by_answer: dict[str | None, float] = defaultdict(float)

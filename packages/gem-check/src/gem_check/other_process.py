@@ -9,17 +9,17 @@ import base64
 import os
 import pickle
 import threading
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
+from gem.errors import UnreachableError
 from gem.foreign import contained
 from gem.workers.pool import Reply, WorkerPool
 from gem_check.playing import digest, transcript
 from gem_check.subject import FaultError, SkipCheck, Subject, describe
 
-_TIMEOUT_S = 120
-# `answer` enforces the time limit, from when it is called; the call itself has none.
-_UNLIMITED_S = 1e6
+# Limit of CPU time; see `WorkerPool.call`.
+_CPU_S = 120.0
 
 
 class OtherProcess(AbstractContextManager["OtherProcess"]):
@@ -48,7 +48,7 @@ class OtherProcess(AbstractContextManager["OtherProcess"]):
 
         def call() -> None:
             try:
-                reply.set_result(self._pool.call(question, timeout_s=_UNLIMITED_S))
+                reply.set_result(self._pool.call(question, timeout_s=_CPU_S))
             except BaseException as error:
                 reply.set_exception(error)
 
@@ -58,15 +58,16 @@ class OtherProcess(AbstractContextManager["OtherProcess"]):
         """Wait for the last `ask`; return the digest of its transcript.
 
         Raises:
-            SkipCheck: The subject cannot be sent to another process.
+            SkipCheck: The subject cannot be sent to another process, or no process can be started
+                or gets enough CPU time.
             FaultError: The subject cannot be played there.
-            UnreachableError: No process can be started.
         """
         try:
-            reply = self._reply.result(_TIMEOUT_S)
-        except TimeoutError:
-            self.close()
-            raise FaultError(f"another process is not done after {_TIMEOUT_S} s") from None
+            reply = self._reply.result()
+        except UnreachableError as error:
+            raise SkipCheck(str(error)) from None
+        if reply.failure == "timeout":
+            raise FaultError(f"another process is not done after {_CPU_S:g} s of CPU time")
         if reply.failure == "crash":
             raise FaultError(f"another process died with status {reply.status or 0}")
         if reply.failure is not None:

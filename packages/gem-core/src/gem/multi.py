@@ -277,6 +277,15 @@ def with_opponent(task: Task) -> Task:
     return replace(task, params={**task.params, "opponent": drawn(opponents, task.seed)})
 
 
+def named_seat(id: str, params: Mapping[str, Any]) -> Any:
+    """Return the seat that a task names, else its id's own; `alternate` if neither has one."""
+    try:
+        own = spec(id).kwargs
+    except UnknownEnvError:
+        own = {}
+    return {"seat": ALTERNATE, **own, **params}["seat"]
+
+
 def of_one_seat(id: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a task that `gem.make` can make.
 
@@ -290,7 +299,7 @@ def of_one_seat(id: str, params: Mapping[str, Any]) -> dict[str, Any]:
         return {**params, "opponent": one or ",".join(f"{n}:{w}" for n, w in others.items())}
     if not (all_seats(params) or against_itself(id, params)):
         return dict(params)
-    seat = ALTERNATE if all_seats(params) else params.get("seat", ALTERNATE)
+    seat = ALTERNATE if all_seats(params) else named_seat(id, params)
     return {**params, "seat": seat, "opponent": "random"}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gem.admission import Core
-from gem.errors import UnreachableError
+from gem.errors import ConfigurationError, UnreachableError
 from gem.workers.clock import Clock
 from gem_sandbox.base import Limits, Result, Runner
 from gem_sandbox.running import attempted, watch
@@ -51,10 +51,20 @@ class SubprocessRunner(Runner):
     bundled and of your own data, and the expected output of its tests in the memory of the grading
     process. It has a private folder, none of your environment variables, a process group that is
     killed as a whole, and the time, memory and output limits (only time without a POSIX shell).
+    `disk_mb` limits each file, not their total size. Nothing limits the number of processes.
     """
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
-        """Run a program; see `Runner.run`. The start of its interpreter counts as CPU time."""
+        """Run a program; see `Runner.run`. The start of its interpreter counts as CPU time.
+
+        Raises:
+            ConfigurationError: `limits.processes` is not the default.
+        """
+        if limits.processes != Limits.processes:
+            raise ConfigurationError(
+                f"processes={limits.processes}: the runner 'subprocess' cannot limit processes; "
+                "leave it out, or use runner='bwrap'"
+            )
         return attempted(lambda core: self._run(code, stdin, limits, core))
 
     def _run(self, code: str, stdin: str, limits: Limits, core: Core) -> Result:
@@ -96,8 +106,9 @@ def _run(
     with contextlib.ExitStack() as stack:
         shell = shutil.which("sh")
         if shell is not None:
-            # One block more than the limit, so that output exactly at the limit is not cut.
-            sizes = [str(limits.memory_mb * 1024), str(limits.output_bytes // 512 + 1)]
+            # Streams are files, too. One block more, so that output at its limit is not cut.
+            largest = max(limits.disk_mb << 20, limits.output_bytes)
+            sizes = [str(limits.memory_mb * 1024), str(largest // 512 + 1)]
             # For a process that the watching thread does not end because it has no CPU itself.
             sizes.append(str(int(limits.cpu_s) + 2))
             program = [shell, "-c", _START, "sh", *sizes, *program]

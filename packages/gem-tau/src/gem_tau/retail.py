@@ -159,8 +159,14 @@ class Retail(Env):
                 f"NL_ASSERTION in their reward_basis; got data={data!r}"
             )
         scripted = choice("user", user, ("scripted", "llm")) == "scripted"
-        for name, value in (("url", url), ("model", model)):
-            if scripted and value is not None:
+        for name, value, default in (
+            ("url", url, None),
+            ("model", model, None),
+            ("temperature", temperature, 0.0),
+            ("timeout_s", timeout_s, 60.0),
+            ("api_key_env", api_key_env, "OPENAI_API_KEY"),
+        ):
+            if scripted and value != default:
                 raise ConfigurationError(
                     f"{name}={value!r} is for the user 'llm', got user={user!r}: give user='llm', "
                     f"or leave {name} out"

@@ -67,7 +67,7 @@ class RetailGen(Retail):
             intents: Kinds of wishes, as a list or separated by commas: `cancel`, `return`,
                 `exchange`, `items`, `address`, `payment`, `profile`, `refuse`.
             max_intents: Most wishes of a customer.
-            conditions: Share of the wishes for another variant that have a condition.
+            conditions: Share of the wishes for another variant of one item that have a condition.
             brief: A short text takes the place of the policy, with the tools that the wishes need;
                 the customer says at once who it is and names orders by number.
             first_call_reward: Reward of the right first tool call, from 0 to 1.

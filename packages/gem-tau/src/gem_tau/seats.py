@@ -7,6 +7,7 @@ from random import Random
 from typing import ClassVar, NamedTuple
 
 from gem.core import Info, Observation, Step
+from gem.errors import ConfigurationError
 from gem.multi import MultiAgentEnv, MultiStep, Opponent, require_asked
 from gem.parameters import flag
 from gem_tau.llm_user import scenario
@@ -87,10 +88,15 @@ class RetailSeats(MultiAgentEnv):
             ConfigurationError: A value is not allowed.
         """
         super().__init__(seed=seed)
+        if flag("generated", generated) and split != "base":
+            raise ConfigurationError(
+                f"split={split!r} is of the benchmark's tasks: give generated=False, or leave "
+                "split out"
+            )
         limits = {"semantics": semantics, "max_turns": max_turns, "max_errors": max_errors}
         self.retail: Retail = (
             RetailGen(**limits)  # type: ignore[arg-type]
-            if flag("generated", generated)
+            if generated
             else Retail(split=split, **limits)  # type: ignore[arg-type]
         )
         self._relay = self.retail.user = Relay()

@@ -67,6 +67,8 @@ def replay(arguments: argparse.Namespace) -> int:
         skipped = f", {failed} failed ones not compared" if failed else ""
         skipped += f", {partial} of matches with unrecorded agents not compared" if partial else ""
         print(f"{verified - different} of {verified} episodes are the same again{skipped}")
+        if not verified:
+            raise ConfigurationError(f"{path}: no episode could be compared")
     return 1 if different else 0
 
 

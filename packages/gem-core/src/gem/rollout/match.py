@@ -32,6 +32,7 @@ from gem.multi import (
     check_multi_step,
     make_multi,
     merged,
+    named_seat,
 )
 from gem.parameters import choice
 from gem.registry import list_envs, spec
@@ -195,8 +196,9 @@ async def play_all(
 async def play_seat(task: Task, sampler: Sampler, chat: ChatFormat, **given: Any) -> Trajectory:
     """Play a match, all seats by one sampler, and return the trajectory of the task's seat.
 
-    The seat is the parameter `seat` of the task; `alternate` (default) is seat `seed % n` of n. Of
-    a match that is over before it had a turn, an agent's that had one is returned.
+    The seat is the parameter `seat` of the task, else the one that its id is registered with;
+    `alternate` (default) is seat `seed % n` of n. If that agent had no turn before the match was
+    over, the trajectory of one that had is returned.
 
     Args:
         task: The match.
@@ -209,7 +211,7 @@ async def play_seat(task: Task, sampler: Sampler, chat: ChatFormat, **given: Any
     """
     played = await play_match(task, sampler, chat, **given)
     agents = tuple(played)
-    seat = task.params.get("seat", ALTERNATE)
+    seat = named_seat(task.env_id, task.params)
     chosen = agents[task.seed % len(agents)] if seat == ALTERNATE else choice("seat", seat, agents)
     acted = [agent for agent in agents if played[agent].turns]
     return played[chosen if chosen in acted or not acted else acted[0]]

@@ -69,8 +69,8 @@ class SearchTool(Tool):
             max_output: Most characters of passages that the policy is shown.
 
         Raises:
-            ConfigurationError: Neither an index nor a server is named, both are, or a value is
-                not allowed.
+            ConfigurationError: Neither an index nor a server is named, both are, a server's
+                parameter is given with an index, or a value is not allowed.
         """
         if index is None and url is None:
             url = os.environ.get(URL_VARIABLE) or None
@@ -90,6 +90,17 @@ class SearchTool(Tool):
         self.retries = integer("retries", retries, 0, 100)
         self.cache = flag("cache", cache)
         self.max_output = integer("max_output", max_output, 64, 10**7)
+        for name, value, default in (
+            ("protocol", protocol, None),
+            ("timeout_s", timeout_s, 5.0),
+            ("retries", retries, 2),
+            ("cache", cache, True),
+        ):
+            if index is not None and value != default:
+                raise ConfigurationError(
+                    f"{name}={value!r} is for a search server, got index={self.index!r}: give url "
+                    f"instead, or leave {name} out"
+                )
 
     def reset(self) -> None:
         """Open the index; for a server, check only that its protocol's package is installed.

@@ -83,5 +83,6 @@ GAMES = {
 }
 """Per game: module and class in this folder, and the parameters of each id.
 
-Ids are `game:<Name>-v0<suffix>`. A parameter that is None is drawn at every reset.
+Ids are `game:<Name>-v0<suffix>`. A parameter that is None is drawn at every reset, or follows from
+the others.
 """
