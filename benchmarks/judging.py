@@ -94,6 +94,8 @@ def main() -> None:
                 "url": url,
                 "model": "rules",
                 "allow_uncalibrated": True,
+                "votes": 3,
+                "sampling": {"temperature": 0.7},
                 "cache": str(Path(folder) / f"{repeat}.sqlite"),
             }
             for name, judge in (

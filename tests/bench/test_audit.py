@@ -235,3 +235,18 @@ def test_a_record_that_lacks_episodes_is_refused(
     run = recorded(training__iterations=1, training__tasks=2)
     with pytest.raises(ConfigurationError, match="training episodes of iteration 0"):
         next(audit(run))
+
+
+def test_a_run_whose_samples_could_not_be_checked_is_a_finding() -> None:
+    unknown = Audit(0, (0.1, 0.1), (0.2, 0.2), None, 1e-6, 0.0, None, None, None)
+    [finding] = judge([unknown] * 6)
+    assert (finding.level, finding.where, finding.found) == ("L1", "samples", "nothing")
+    # One of the two is enough: not every engine returns log-probabilities.
+    assert judge([replace(unknown, surprisal_z=0.1, stop_z=0.1)] * 6) == []
+    assert judge([replace(unknown, logprob_difference=0.0)] * 6) == []
+
+
+def test_an_iteration_without_the_log_probabilities_of_the_others_is_a_finding() -> None:
+    fine = Audit(0, (0.1, 0.1), (0.2, 0.2), 0.0, 1e-6, 0.0, 0.1, 0.1, None)
+    [finding] = judge([fine] * 5 + [replace(fine, iteration=5, logprob_difference=None)])
+    assert (finding.level, finding.where) == ("L1", "log-probabilities of iteration 5")

@@ -176,6 +176,21 @@ def test_runs_that_cannot_be_compared_are_refused(
     assert "top_k must be 1" in refused("--to", "verl", "--set", "sampling.top_k=2")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("--set", "seed=1"), ("--seed", "0"), ("--native", "a=b"), ("--python", "python3")),
+        *(("--cpu",), ("--hardware", "8xh100"), ("--overwrite",), ("--timeout", "9")),
+        ("--out", "x"),
+    ],
+)
+def test_an_option_of_runs_that_are_made_is_refused_for_runs_that_are_there(
+    record: Write, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conformance", str(record("a")), str(record("b")), *words]) == 2
+    assert f"{words[0]} is of runs that are made: give it with --to" in capsys.readouterr().err
+
+
 TWINS = """
 from dataclasses import replace
 from gem_bench.adapters import reference

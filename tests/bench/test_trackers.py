@@ -176,6 +176,17 @@ def test_a_tracker_has_the_record_and_each_point_once(
     assert ("eval/held-out/loss", 4) not in points
 
 
+def test_a_record_keeps_the_name_that_it_was_sent_under(
+    tracker: str, make_run: MakeRun, capsys: Any
+) -> None:
+    words = ["log", str(make_run(iterations=2)), "--to", tracker, "--once"]
+    for again in ([], ["--name", "mine"], ["--name", "other"]):
+        status = main([*words, *(again or ["--name", "mine"])])
+        assert status == (2 if "other" in again else 0)
+    assert f"--name other: {tracker} has this record as 'mine'" in capsys.readouterr().err
+    assert main(words) == 0
+
+
 def test_a_batch_that_was_cut_off_is_not_doubled(
     tracker: str, make_run: MakeRun, tmp_path: Path
 ) -> None:

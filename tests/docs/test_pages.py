@@ -36,6 +36,15 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+TABLE_HEAD = re.compile(r"^(?!\|)(?!<!--).*\S.*\n\|.*\n\|[ :|-]+\|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_table_begins_after_an_empty_line(page: Path) -> None:
+    """Else the site shows it as text."""
+    assert TABLE_HEAD.findall(page.read_text()) == []
+
+
 def test_make_targets_named_in_the_docs_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))

@@ -179,6 +179,24 @@ def test_an_environment_that_did_not_begin_is_missing(
     assert "0 of 10 episodes played" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gate", "--min", "0.5", "--max-drop", "0.1"), "--max-drop is of --against"),
+        (("report", "--out", "x.html", "--format", "junit"), "--format is of what is printed"),
+        (("report", "--max-failed", "0.2"), "--max-failed is of --format junit"),
+        (("report", "--episodes", "3"), "--episodes is of the page of --out"),
+        (("export", "--format", "atif", "--reasoning"), "--reasoning is of jsonl, parquet"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    write: Write, words: tuple[str, ...], message: str
+) -> None:
+    folder = write("a", {"x": [1, 0]})
+    with pytest.raises(ConfigurationError, match=message):
+        main([words[0], str(folder), *words[1:]])
+
+
 def test_a_gate_says_how_many_tasks_only_one_evaluation_has(write: Write) -> None:
     few, many = write("few", {"x": [1.0] * 60}), write("many", {"x": [1.0] * 100})
     verdict, reason = judge(many, against=few, max_drop=0.2)

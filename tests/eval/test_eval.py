@@ -128,6 +128,9 @@ def first_then(answer: Answer, first: int = 1) -> Callable[[int, Any], Answer | 
         ("--param", "box=docker"),
         ("--system", "Play."),
         ("--url", "http://x/v1"),
+        ("--key-env", "KEY"),
+        ("--price", "in=1,out=1"),
+        ("--max-tokens-total", "9"),
     ],
 )
 def test_an_option_of_models_that_has_no_effect_is_refused(
@@ -296,6 +299,26 @@ def test_a_limit_needs_a_server_that_counts_tokens(
     assert evaluate(*ask(server, "--concurrency", 1, "--max-tokens-total", 60)) == 2
     assert "--max-tokens-total cannot be kept" in capsys.readouterr().err
     assert len(episodes(tmp_path / "run")) == 1
+
+
+def test_a_cost_that_nobody_counted_is_unknown(
+    evaluate: Run, server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = {"choices": [{"message": {"content": "<answer>1</answer>"}}]}
+    server.answer = lambda number, body: Answer(json.dumps(silent))
+    assert evaluate(*ask(server, "--price", "in=1,out=1")) == 0
+    assert "cost: unknown (no tokens were counted)" in capsys.readouterr().err
+    spending = Spending(Prices(0.0, 1_000_000.0))
+    spending.add([{"prompt_tokens": 7, "reply_tokens": 2}, {"prompt_tokens": 7}])
+    assert spending.shown() == "2, and 1 calls without a count"
+
+
+def test_an_option_of_models_in_this_process_is_refused_for_a_server(
+    evaluate: Run, server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(*ask(server, "--dtype", "bfloat16")) == 2
+    assert "--dtype is of models in this process" in capsys.readouterr().err
+    assert server.requests == []
 
 
 def test_the_progress_line_says_what_is_known() -> None:

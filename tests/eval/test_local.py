@@ -147,6 +147,9 @@ def test_without_transformers_the_extra_is_named(
     ("words", "model", "says"),
     [
         (("--url", "http://localhost/v1"), None, "--url is of servers"),
+        (("--key-env", "KEY"), None, "--key-env is of servers, not of hf:"),
+        (("--call-retries", 1), "run:.", "--call-retries is of servers, not of run:"),
+        (("--timeout-s", 5), None, "--timeout-s is of servers"),
         (("--param", "min_p=0.1"), None, "--param min_p: models in this process know"),
         (("--param", "top_k=0"), None, "top_k"),
         (("--context-tokens", 4000), None, "has 2048"),

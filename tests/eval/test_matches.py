@@ -208,6 +208,7 @@ def test_who_has_no_room_left_forfeits(match: Run, capsys: pytest.CaptureFixture
         (("game:Wordle-v0", "random", "oracle"), "no game of several agents"),
         (("gem:multi:Nim-v0?seat=first", "random", "oracle"), "leave out seat"),
         (("tau:RetailSeats-v2", "random", "oracle"), "has no oracle"),
+        ((TICTACTOE, "random", "oracle", "--temperature", 1), "--temperature would have no effect"),
     ],
 )
 def test_what_cannot_be_played_is_said(

@@ -136,6 +136,15 @@ def test_sglang_is_asked_for_whole_replies_with_log_probabilities(
     assert sampling["stop_token_ids"] == sorted(chat.stop_ids)
 
 
+def test_a_seed_that_sglang_would_not_be_sent_is_refused(
+    evaluate: Run, server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.serves("sglang", CONTEXT)
+    assert evaluate("--param", "seed=3") == 2
+    assert "--param seed: SGLang's requests know no `seed`" in capsys.readouterr().err
+    assert server.requests == []
+
+
 def test_the_context_of_the_server_is_never_exceeded_and_ends_episodes(
     evaluate: Run, server: Stub, tmp_path: Path, chat: ChatFormat
 ) -> None:

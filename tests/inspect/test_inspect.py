@@ -143,8 +143,8 @@ def test_an_episode_is_what_gem_eval_makes_of_it(
     assert success is not None
     found = metrics(log)
     assert found["success", "mean"] == pytest.approx(success.mean)
-    assert found["success", "low"] == pytest.approx(success.low, abs=0.05)
-    assert found["success", "high"] == pytest.approx(success.high, abs=0.05)
+    assert found["success", "low"] == pytest.approx(success.low)
+    assert found["success", "high"] == pytest.approx(success.high)
 
 
 COMMAND = """

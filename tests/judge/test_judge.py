@@ -19,6 +19,7 @@ from gem_judge import Criterion, Item, Judge, JudgeFailure, JudgeSettings, judge
 from gem_judge.items import CLAIMS, MASTER_KEYS, shown
 from gem_judge.named import VARIABLE
 from gem_judge.prompts import messages, read
+from gem_judge.rules import RulesJudge
 
 ITEM = Item("What is the capital of France?", "It is Paris.", "It is Paris.")
 WRONG = Item("What is the capital of France?", "It is Lyon.", "It is Paris.")
@@ -55,7 +56,7 @@ def test_items_of_every_kind_get_the_verdict_that_the_majority_gives(
     # Two votes of three are a majority; a vote on a pair takes both orders.
     assert len(stub.requests) == 2 + 2 + 2 + 4
     assert {body["seed"] for body in stub.requests} == {0, 1}
-    assert all(body["temperature"] == 0.0 for body in stub.requests)
+    assert all(body["temperature"] == 0.7 for body in stub.requests)
 
 
 def test_votes_that_differ_are_decided_by_a_third_one(stub: Stub, tmp_path: Path) -> None:
@@ -177,6 +178,18 @@ def test_answers_of_no_worth_earn_0_from_a_naive_judge(
     found = judge(stub, tmp_path).verdict(Item(ITEM.question, text, ITEM.reference))
     assert (found.score, found.correct) == (0.0, False)
     assert stub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"), [("+", "+"), ("=", "is equal to\n="), ("Respuesta", "respuesta")]
+)
+def test_an_answer_that_equals_the_reference_is_judged(
+    stub: Stub, tmp_path: Path, answer: str, reference: str
+) -> None:
+    item = Item("Which word or sign?", answer, reference)
+    assert RulesJudge().verdict(item).score == 1.0
+    assert judge(stub, tmp_path).verdict(item).score == 1.0 and stub.requests
+    assert RulesJudge().verdict(Item(item.question, ":", reference)).reason == "empty"
 
 
 def test_a_budget_that_is_used_up_ends_the_run_and_a_larger_one_goes_on(
@@ -347,6 +360,10 @@ def test_the_judge_is_shown_a_capped_answer_without_thinking(stub: Stub, tmp_pat
     ("changed", "said"),
     [
         ({"votes": 2}, "votes: must be odd"),
+        (
+            {"sampling": {"temperature": 0}},
+            r"judge.main.votes: 3 votes at judge.main.sampling.temperature = 0 are one vote",
+        ),
         ({"url": "ftp://x"}, "url: url must be an http"),
         ({"allow_uncalibrated": False}, "calibration: a judge needs a file of labelled answers"),
         ({"cache_only": True}, "cache_only: needs"),
@@ -412,3 +429,4 @@ def test_settings_are_a_round_trip() -> None:
     located = made.located(Path("/run"))
     assert located["cache"] == "/run/judges.sqlite"
     assert JudgeSettings.from_mapping(located).model == "m"
+    assert (made.votes, made.sampling.temperature) == (1, 0.0)

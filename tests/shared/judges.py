@@ -117,6 +117,7 @@ def swapped(number: int, body: dict[str, Any]) -> Answer:
 
 
 def settings(stub: Stub, **changed: Any) -> dict[str, Any]:
-    """Settings of a judge at the stub's address."""
-    usual = {"model": MODEL, "allow_uncalibrated": True, "timeout_s": 30.0}
+    """Settings of a judge at the stub's address, which votes three times."""
+    usual = {"model": MODEL, "allow_uncalibrated": True, "timeout_s": 30.0, "votes": 3}
+    usual["sampling"] = {"temperature": 0.7}
     return {"url": stub.url, **usual, **changed}

@@ -349,7 +349,12 @@ def _conformance(args: argparse.Namespace) -> int:
     from gem_train.record import read_run
 
     folders = list(args.paths)
-    if args.to is not None:
+    if args.to is None:
+        for option, usual in args.of_runs_made.items():
+            if getattr(args, option) != usual:
+                name = "cpu" if getattr(args, option) == "cpu" else option
+                raise GemError(f"conformance: --{name} is of runs that are made: give it with --to")
+    else:
         if len(folders) > 1:
             raise GemError(f"conformance --to {args.to}: give one RunSpec, or none")
         args.spec = folders.pop() if folders else EXPERIMENT
@@ -413,7 +418,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = _command(commands, "fit", _fit, "estimate the memory that a run needs on each GPU")
     p.add_argument("spec", type=Path, help="RunSpec, a TOML file")
-    _trainer_arguments(p, required=True)
+    _trainer_arguments(p, required=True, python=False)
     p.add_argument(
         "--model-config", type=Path, metavar="FILE", help="config.json of a model that is not here"
     )
@@ -608,6 +613,8 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, help="folder of both runs (default: runs/conformance-<trainer>)"
     )
     _limit_arguments(p)
+    made = ("out", "seed", "set", "hardware", "native", "python", "timeout", "overwrite")
+    p.set_defaults(of_runs_made={option: p.get_default(option) for option in made})
     return parser
 
 
@@ -623,7 +630,11 @@ def _command(
 
 
 def _trainer_arguments(
-    parser: argparse.ArgumentParser, *, required: bool, to: str = "reference, verl, ..."
+    parser: argparse.ArgumentParser,
+    *,
+    required: bool,
+    to: str = "reference, verl, ...",
+    python: bool = True,
 ) -> None:
     parser.add_argument("--to", required=required, metavar="TRAINER", help=to)
     parser.add_argument("--seed", type=_integer(0), help="replaces the spec's `seed`")
@@ -636,11 +647,9 @@ def _trainer_arguments(
         metavar="KEY=VALUE",
         help="a setting of the trainer, given to it as it is; can be repeated",
     )
-    parser.add_argument(
-        "--python",
-        type=Path,
-        help="Python of the trainer's environment (default: .venvs/<trainer>, else this one)",
-    )
+    if python:
+        about = "Python of the trainer's environment (default: .venvs/<trainer>, else this one)"
+        parser.add_argument("--python", type=Path, help=about)
 
 
 def _set_argument(parser: argparse.ArgumentParser) -> None:

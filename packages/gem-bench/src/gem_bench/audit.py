@@ -186,11 +186,17 @@ def judge(audits: Sequence[Audit]) -> list[Finding]:
         bad = audits[len(good)]
         where = f"noise floor of log-probabilities in iteration {bad.iteration}"
         found.append(Finding("L2", where, f"within {TELLING:g}", bad.logprob_noise))
+    scored = any(audit.logprob_difference is not None for audit in good)
+    drawn = any(z is not None for audit in good for z in (audit.surprisal_z, audit.stop_z))
+    if good and not (scored or drawn):
+        wanted = "log-probabilities in the record, or sampling that leaves no token out"
+        found.append(Finding("L1", "samples", wanted, "nothing"))
     for audit in good:
         limit = MULTIPLE * audit.logprob_noise
-        if not (audit.logprob_difference or 0.0) <= limit:  # NaN is a finding, too
+        difference = audit.logprob_difference
+        if scored and (difference is None or not difference <= limit):  # NaN is a finding, too
             where = f"log-probabilities of iteration {audit.iteration}"
-            found.append(Finding("L1", where, f"within {limit:.1g}", audit.logprob_difference))
+            found.append(Finding("L1", where, f"within {limit:.1g}", difference))
         relative = max(RELATIVE, MULTIPLE * audit.grad_noise)
         for name, floor in (("loss", LOSS_FLOOR), ("grad_norm", 0.0)):
             recorded, replayed = getattr(audit, name)

@@ -31,6 +31,8 @@ from gem_train.record import EpisodeRecord
 
 JUNIT = "junit"
 NATIVE = "native"
+MAX_FAILED = 0.1
+_EPISODES = 500
 _EXAMPLES = """examples:
   gem eval suite:smoke --model oracle
   gem eval suite:smoke --model openai:qwen3 --url http://localhost:8000/v1 --out evals/qwen3
@@ -125,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
     progress.end()
     print(FORMATS[args.format](of_summary(read_summary(folder))))
     if prices is not None:
-        _say(f"cost: {spending.cost:.4g}")
+        _say(f"cost: {spending.shown()}")
     _say(f"every episode: {folder}")
     return 0
 
@@ -154,19 +156,28 @@ def _report(argv: Sequence[str]) -> int:
     about = "write a page of HTML instead, with episodes to read"
     parser.add_argument("--out", type=Path, metavar="FILE", help=about)
     about = "most episodes of an evaluation on the page (500)"
-    parser.add_argument("--episodes", type=at_least(int, 0), default=500, metavar="N", help=about)
+    parser.add_argument("--episodes", type=at_least(int, 0), metavar="N", help=about)
     about = "folder with tokenizer.json, for episodes with tokens (the model's)"
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help=about)
+    parser.set_defaults(format=None, max_failed=None, episodes=None)
     args = parser.parse_args(argv)
+    if args.out is not None:
+        _refuse(args, ("format", "max_failed"), "is of what is printed, not of the page of --out")
+    else:
+        _refuse(args, ("episodes", "tokenizer"), "is of the page of --out FILE")
+    if args.format != JUNIT:
+        _refuse(args, ("max_failed",), f"is of --format {JUNIT}")
     summaries = [read_summary(folder, args.by) for folder in args.folders]
     if args.out is not None:
-        page = pages.report(summaries, episodes=args.episodes, tokenizer=args.tokenizer)
+        most = _EPISODES if args.episodes is None else args.episodes
+        page = pages.report(summaries, episodes=most, tokenizer=args.tokenizer)
         print(save(args.out, page))
         return 0
     if args.format == JUNIT:
-        print(junit.of_report(summaries, args.max_failed))
+        most_failed = MAX_FAILED if args.max_failed is None else args.max_failed
+        print(junit.of_report(summaries, most_failed))
         return 0
-    show = FORMATS[args.format]
+    show = FORMATS[args.format or "text"]
     print("\n\n".join(show(of_summary(summary)) for summary in summaries))
     return 0
 
@@ -196,15 +207,17 @@ def _gate(argv: Sequence[str]) -> int:
     about = "an evaluation of the same tasks that it must not fall behind"
     add("--against", type=Path, metavar="FOLDER", help=about)
     about = "by how much it may fall behind (0)"
-    add("--max-drop", type=at_least(float, 0), default=0.0, metavar="RATE", help=about)
+    add("--max-drop", type=at_least(float, 0), metavar="RATE", help=about)
     _add_max_failed(parser)
     _add_format(parser, JUNIT)
     args = parser.parse_args(argv)
+    if args.against is None:
+        _refuse(args, ("max_drop",), "is of --against FOLDER")
     verdict, reason = judge(
         args.folder,
         least=args.min,
         against=args.against,
-        max_drop=args.max_drop,
+        max_drop=args.max_drop or 0.0,
         max_failed=args.max_failed,
     )
     if args.format == "text":
@@ -229,6 +242,13 @@ _READERS = {
 }
 
 
+def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Refuse options that are given and would have no effect."""
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigurationError(f"--{name.replace('_', '-')} {why}")
+
+
 def _add_format(parser: argparse.ArgumentParser, *others: str) -> None:
     choices = sorted([*FORMATS, *others])
     parser.add_argument("--format", choices=choices, default="text", help="of what is printed")
@@ -238,7 +258,7 @@ def _add_max_failed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-failed",
         type=at_least(float, 0),
-        default=0.1,
+        default=MAX_FAILED,
         metavar="SHARE",
         help="largest share of an environment's episodes that may be void (0.1)",
     )

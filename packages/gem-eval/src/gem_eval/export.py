@@ -214,6 +214,10 @@ def main(argv: Sequence[str]) -> int:
     folder = args.folder
     out = args.out or folder.with_name(f"{folder.resolve().name}.{args.format}")
     only = args.only == "success"
+    if args.reasoning and args.format not in FORMS:
+        raise ConfigurationError(
+            f"--reasoning is of {', '.join(FORMS)}; {args.format} has what the model thought anyway"
+        )
     if args.format == INSPECT:
         return _inspect(folder, out, only)
     if args.format == ATIF:

@@ -13,6 +13,7 @@ task of GEM, an epoch one of its episodes. The solver plays the turns, in the ex
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 from inspect_ai import Task as InspectTask
@@ -151,9 +152,12 @@ def episode(
     return solve
 
 
-@metric
+@metric(scores="unreduced")
 def interval(share: bool = True) -> Metric:
     """95 % confidence interval of a mean over tasks, as `gem eval` has it; NaN with one task.
+
+    It is computed from all epochs of every sample, so inspect-ai shows it apart from the metrics of
+    the samples' means.
 
     Args:
         share: Of values within [0, 1], such as success (`gem_bench.stats.over_tasks`); else of any
@@ -161,7 +165,10 @@ def interval(share: bool = True) -> Metric:
     """
 
     def compute(scores: list[SampleScore]) -> Value:
-        values = [[each.score.as_float()] for each in scores]
+        tasks: dict[Any, list[float]] = defaultdict(list)
+        for each in scores:
+            tasks[each.sample_id].append(each.score.as_float())
+        values = list(tasks.values())
         found = over_tasks(values) if share else mean_over_tasks(values)
         ends = {"low": found.low, "high": found.high}
         return {name: math.nan if end is None else end for name, end in ends.items()}

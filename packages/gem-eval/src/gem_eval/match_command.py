@@ -6,10 +6,9 @@ import argparse
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from gem import version
 from gem.__main__ import at_least
@@ -18,13 +17,23 @@ from gem_bench.stats import Estimate, mean_over_tasks, over_tasks
 from gem_eval import __version__
 from gem_eval.judges import judges
 from gem_eval.matches import Result, Side, play_matches
-from gem_eval.models import LOCAL, OPENAI, RUN, add_options, choose
+from gem_eval.models import (
+    LOCAL,
+    OPENAI,
+    RUN,
+    add_options,
+    choose,
+    given_options,
+    model_options,
+    without,
+)
 from gem_eval.ratings import PRIOR, RESAMPLES, Rating, Score, rate
 from gem_eval.runner import Limits
 from gem_eval.tables import FORMATS, Table, as_json, interval
 from gem_eval.tasks import parse_tasks
 
 _BOTH = "both"
+_MODELS = (OPENAI, LOCAL, RUN)
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigurationError(f"{args.game} is more than one game")
     if len(set(args.players)) < len(args.players):
         raise ConfigurationError("a player is named twice")
+    _check_options(args)
     sides = {name: _side(name, args) for name in args.players}
     settings = {
         "tasks": part.tasks.uri,
@@ -201,17 +211,25 @@ def _score(result: Result) -> Score:
 
 def _side(name: str, args: argparse.Namespace) -> Side:
     """Return a player: a model, or else a name that the game must know."""
-    if not name.startswith((OPENAI, LOCAL, RUN)):
+    if not name.startswith(_MODELS):
         return name
-    model, at, url = name.partition("@") if name.startswith(OPENAI) else (name, "", "")
     served = name.startswith(OPENAI)
-    given: Mapping[str, Any] = {
-        **vars(args),
-        "model": model,
-        "samples": 1,
-        "url": (url if at else args.url) if served else None,
-    }
+    model, at, url = name.partition("@") if served else (name, "", "")
+    # What another player needs has no meaning here; what none needs is refused by `choose`.
+    others = {each.startswith(OPENAI) for each in args.players if each.startswith(_MODELS)}
+    options = without(
+        args, servers=not served and len(others) > 1, local=served and len(others) > 1
+    )
+    given = {**vars(options), "model": model, "samples": 1, **({"url": url} if at else {})}
     return choose(argparse.Namespace(**given))
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options of models if no player is one."""
+    if any(each.startswith(_MODELS) for each in args.players):
+        return
+    for option in given_options(args, model_options()):
+        raise ConfigurationError(f"{option} would have no effect: no player is a model")
 
 
 def _parser() -> argparse.ArgumentParser:

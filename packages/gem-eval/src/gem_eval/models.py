@@ -42,6 +42,9 @@ _SILENT = "noop"
 _OPENAI_URL = "https://api.openai.com/v1"
 _VLLM_WITH_IDS = (0, 10, 2)
 _OF_TOKENS = ("context", "thinking", "template", "tokenizer", "context_tokens")
+_OF_SERVERS = ("url", "tier", "tokenizer", "key_env", "call_retries", "timeout_s")
+_OF_LOCAL = ("dtype",)
+_OF_COSTS = ("price", "max_cost", "max_tokens_total")
 _RESERVED = ("model", "messages", "stream", "n")
 """Fields of a request that nobody else sets."""
 _RESERVED_OF_TOKENS = (
@@ -79,7 +82,7 @@ def choose(args: argparse.Namespace) -> Model:
                 f"--model {name} plays a task the same way every time: use --episodes, "
                 "not --samples"
             )
-        if given := _given(args):
+        if given := given_options(args, (*model_options(), *_OF_COSTS)):
             raise ConfigurationError(
                 f"--model {name} asks no model: {', '.join(given)} would have no effect"
             )
@@ -94,15 +97,39 @@ def choose(args: argparse.Namespace) -> Model:
     )
 
 
-def _given(args: argparse.Namespace) -> list[str]:
-    """Return the options of models that are not their defaults."""
-    known = argparse.ArgumentParser(add_help=False)
-    add_options(known)
+def given_options(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Return those of some options that are not their defaults."""
+    usual = model_options()
     return [
         f"--{name.replace('_', '-')}"
-        for name, usual in vars(known.parse_args([])).items()
-        if getattr(args, name, usual) != usual
+        for name in names
+        if getattr(args, name, None) != usual.get(name)
     ]
+
+
+def without(args: argparse.Namespace, *, servers: bool, local: bool) -> argparse.Namespace:
+    """Return the options of one of several models, without those that are of others only.
+
+    Args:
+        args: The options of all.
+        servers: Whether to leave out what is of servers.
+        local: Whether to leave out what is of models in this process.
+    """
+    usual = model_options()
+    names = (_OF_SERVERS if servers else ()) + (_OF_LOCAL if local else ())
+    return argparse.Namespace(**{**vars(args), **{name: usual[name] for name in names}})
+
+
+def model_options() -> dict[str, Any]:
+    """Return the options of models with their defaults."""
+    known = argparse.ArgumentParser(add_help=False)
+    add_options(known)
+    return vars(known.parse_args([]))
+
+
+def _refuse(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    for option in given_options(args, names):
+        raise ConfigurationError(f"{option} {why}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +171,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _served(args: argparse.Namespace) -> Model:
+    _refuse(args, _OF_LOCAL, f"is of models in this process ({LOCAL}, {RUN}), not of servers")
     key = os.environ.get(args.key_env)
     if key is None and args.url is None:
         raise ConfigurationError(
@@ -167,7 +195,8 @@ def _served(args: argparse.Namespace) -> Model:
     about = {name: value for name, value in about.items() if value is not None}
     if tier == "tokens":
         return _by_tokens(args, params, server, served, settings, about)
-    _refuse_token_options(args, tier)
+    why = f"is of models that are asked by tokens (--tokenizer, --tier tokens), not by {tier}"
+    _refuse(args, _OF_TOKENS, why)
     sampling = {
         "temperature": args.temperature,
         "top_p": args.top_p,
@@ -208,6 +237,10 @@ def _by_tokens(
     given = {name: value for name, value in given.items() if value is not None}
     sampling = {**kind.SAMPLING, **given, **params}
     sampling = {name: value for name, value in sampling.items() if value is not None}
+    if "seed" in sampling and "seed" not in kind.SAMPLING:
+        raise ConfigurationError(
+            "--param seed: SGLang's requests know no `seed`; its samples differ from run to run"
+        )
 
     def samplers(each: Play, notes: Notes) -> contextlib.AbstractContextManager[Sampler]:
         episode = (each.task.seed, each.sample)
@@ -225,9 +258,7 @@ def _local(args: argparse.Namespace) -> Model:
     from gem_eval.local import SAMPLING, context_tokens, load, local_model, own_chat_format
 
     scheme, _, name = args.model.partition(":")
-    for option in ("url", "tier", "tokenizer"):
-        if getattr(args, option):
-            raise ConfigurationError(f"--{option} is of servers, not of {scheme}:")
+    _refuse(args, _OF_SERVERS, f"is of servers, not of {scheme}:")
     params = _params(args.param)
     _refuse_params(params, _RESERVED_OF_TOKENS)
     trained = (
@@ -288,15 +319,6 @@ def _tier(args: argparse.Namespace, served: Served) -> str:
     if args.tokenizer is not None:
         return "tokens"
     return "messages" if served.version >= _VLLM_WITH_IDS else "text"
-
-
-def _refuse_token_options(args: argparse.Namespace, tier: str) -> None:
-    for name in _OF_TOKENS:
-        if getattr(args, name):
-            raise ConfigurationError(
-                f"--{name.replace('_', '-')} is of models that are asked by tokens "
-                f"(--tokenizer, --tier tokens), not by {tier}"
-            )
 
 
 def _context_tokens(args: argparse.Namespace, known: int | None, of: str) -> int:

@@ -73,7 +73,7 @@ class Progress:
         if self._played:
             parts.append(f"{seconds / self._played * (self._all - done):.0f} s left")
         if self._spending.prices is not None:
-            parts.append(f"cost {self._spending.cost:.4g}")
+            parts.append(f"cost {self._spending.shown()}")
         return "  ".join(parts)
 
     def end(self) -> None:

@@ -84,6 +84,14 @@ class Spending:
         self.cost = 0.0
         """So far, as the next."""
         self.prompt_tokens = self.reply_tokens = 0
+        self._counted = self._uncounted = 0
+
+    def shown(self) -> str:
+        """Return the cost as text; calls whose tokens nobody counted have none that is known."""
+        if not self._counted:
+            return "unknown (no tokens were counted)"
+        more = f", and {self._uncounted} calls without a count" if self._uncounted else ""
+        return f"{self.cost:.4g}{more}"
 
     def add(self, calls: Sequence[Mapping[str, Any]]) -> None:
         """Add the calls of an episode.
@@ -93,11 +101,14 @@ class Spending:
             ConfigurationError: There is a limit, and a call has no numbers of tokens.
         """
         limits = (self._most_cost, self._most_tokens)
-        if limits != (None, None) and not all("reply_tokens" in call for call in calls):
+        if limits != (None, None) and not all(map(_is_counted, calls)):
             raise ConfigurationError(
                 "the model does not say how many tokens it is sent and replies: --max-cost and "
                 "--max-tokens-total cannot be kept"
             )
+        counted = sum(map(_is_counted, calls))
+        self._counted += counted
+        self._uncounted += len(calls) - counted
         self.prompt_tokens += sum(call.get("prompt_tokens", 0) for call in calls)
         self.reply_tokens += sum(call.get("reply_tokens", 0) for call in calls)
         if self.prices is not None:
@@ -109,3 +120,7 @@ class Spending:
             raise SpentError(
                 f"{tokens:,} tokens are spent, --max-tokens-total allows {self._most_tokens:,}"
             )
+
+
+def _is_counted(call: Mapping[str, Any]) -> bool:
+    return {"prompt_tokens", "reply_tokens"} <= call.keys()

@@ -14,7 +14,7 @@ from gem.blame import boundary
 from gem.errors import ConfigurationError, JudgeError, UnreachableError
 from gem.json_lines import parse_as
 from gem_judge.asking import JudgeFailure, JudgeVerdict, UncheckedJudge
-from gem_judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item
+from gem_judge.items import CLAIMS, MASTER_KEYS, POINTS, Criterion, Item, equals_reference
 from gem_judge.prompts import forged, messages
 from gem_judge.rules import decide
 from gem_judge.settings import JudgeSettings, digest
@@ -209,10 +209,12 @@ def _rewarded(item: Item, verdict: JudgeVerdict) -> bool:
     """Whether a worthless answer earns more than it should.
 
     `:` does not mention what it must not mention: of criteria and pairs that a program can decide,
-    an answer may earn what is true of it. Where none can, half of the score is too much.
+    an answer may earn what is true of it. Where none can, half of the score is too much. The
+    reference itself may always be right.
     """
     try:
-        fair = 0.0 if item.kind == "right" else item.score(decide(item))
+        right = float(equals_reference(item))
+        fair = right if item.kind == "right" else item.score(decide(item))
     except ConfigurationError:
         return verdict.score >= _TOO_MUCH
     return verdict.score > fair

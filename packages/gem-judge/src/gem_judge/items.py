@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from gem.errors import ConfigurationError
+from gem.grading import qa
 from gem.parameters import number, text
 
 Kind: TypeAlias = Literal["right", "criteria", "pair"]
@@ -118,15 +119,26 @@ def shown(answer: str, most: int) -> str:
 def worthless(item: Item) -> str:
     """Return why an answer earns nothing whatever a judge says of it; empty if it may.
 
+    An answer that equals the reference may: `+` and `Solution` can be right.
+
     Args:
         item: Its answer is as `shown` returns it.
     """
     said = _bare(item.answer)
     if not said:
-        return "empty"
-    if said in _WORTHLESS:
-        return "master key"
-    return "copied question" if said == _bare(item.question) else ""
+        reason = "empty"
+    elif said in _WORTHLESS:
+        reason = "master key"
+    else:
+        reason = "copied question" if said == _bare(item.question) else ""
+    return "" if reason and equals_reference(item) else reason
+
+
+def equals_reference(item: Item) -> bool:
+    """Whether an answer is the reference, or one of its lines, as `gem.grading.qa` compares."""
+    if item.reference is None:
+        return False
+    return qa.grade(item.answer, item.reference.splitlines() or [item.reference]).correct
 
 
 def _bare(text: str) -> str:

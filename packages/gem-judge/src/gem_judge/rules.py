@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from gem.errors import ConfigurationError
-from gem.grading import qa
 from gem_judge.asking import JudgeVerdict, reason_of
-from gem_judge.items import Criterion, Item, shown, worthless
+from gem_judge.items import Criterion, Item, equals_reference, shown, worthless
 from gem_judge.settings import digest
 
 _MOST = 8_000
@@ -68,8 +67,7 @@ def decide(item: Item) -> dict[str, str]:
         return {"pair": "better" if own > other else "same" if own == other else "worse"}
     if item.reference is None:
         raise ConfigurationError("the judge 'rules' grades answers to questions with a reference")
-    right = qa.grade(item.answer, item.reference.splitlines() or [item.reference]).correct
-    return {"right": "yes" if right else "no"}
+    return {"right": "yes" if equals_reference(item) else "no"}
 
 
 class RulesJudge:

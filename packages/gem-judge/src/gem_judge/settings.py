@@ -51,8 +51,9 @@ class JudgeSettings:
         "`plain`, or a text file that tells the judge how to grade", PLAIN, check=filled
     )
     votes: int = setting(
-        "votes for a verdict, with the seeds 0, 1, ...; a majority ends the vote early",
-        3,
+        "votes for a verdict, with the seeds 0, 1, ...; a majority ends the vote early; more than "
+        "1 need a temperature above 0",
+        1,
         least=1,
         most=15,
         check=_check_odd,
@@ -106,6 +107,11 @@ class JudgeSettings:
             raise ConfigurationError(
                 f"{path}calibration: a judge needs a file of labelled answers (docs/judges.md), or "
                 "allow_uncalibrated = true"
+            )
+        if self.votes > 1 and self.sampling.temperature == 0:
+            raise ConfigurationError(
+                f"{path}votes: {self.votes} votes at {path}sampling.temperature = 0 are one vote, "
+                f"paid for several times; set {path}votes = 1, or a temperature above 0"
             )
         if self.cache_only and self.cache is None:
             raise ConfigurationError(

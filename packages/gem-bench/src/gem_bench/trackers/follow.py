@@ -40,6 +40,8 @@ class _Sent(TypedDict):
     """`sent.json`."""
 
     project: str
+    name: str
+    """Of the tracker's run."""
     id: str
     number: int
     """How many runs of the tracker this record has had."""
@@ -80,7 +82,8 @@ def log(
         folder: Of the run, which may begin later.
         to: One of `trackers.NAMES`.
         project: The tracker's project or experiment.
-        name: The tracker's name of the run; by default that of the folder.
+        name: The tracker's name of the run; by default that of the folder. A record that was sent
+            before keeps its name.
         once: Send what is recorded and return.
         interval_s: Seconds between two looks at the record.
         say: Called with what a user ought to know.
@@ -88,14 +91,14 @@ def log(
         sleep: Waits that many seconds.
 
     Raises:
-        ConfigurationError, MissingExtraError: The tracker is unknown or not installed, or another
-            process sends this record to it.
+        ConfigurationError, MissingExtraError: The tracker is unknown or not installed, another
+            process sends this record to it, or it was sent under another name.
         RecordError: `sent.json` is damaged or cannot be written.
         UnreachableError: The tracker failed; the same call goes on later.
     """
     opened = opener(to)
     with _alone(folder / FOLDER / to, to):
-        sender = _Sender(folder, to, opened, project, name or folder.resolve().name, say)
+        sender = _Sender(folder, to, opened, project, name, say)
         run = Follower(folder)
         status = "interrupted"
         try:
@@ -136,7 +139,7 @@ class _Sender:
         to: str,
         opened: OpenRun,
         project: str,
-        name: str,
+        name: str | None,
         say: Callable[[str], object],
     ) -> None:
         self.points = 0
@@ -146,6 +149,7 @@ class _Sender:
         self._open_run = opened
         self._project = project
         self._name = name
+        self._shown = ""
         self._say = say
         self._path = folder / FOLDER / to / SENT
         self._run: TrackedRun | None = None
@@ -179,6 +183,11 @@ class _Sender:
             self._say(f"{self._to}: {why} has all of it")
             self._number = earlier["number"]
             earlier = None
+        elif earlier is not None and self._name not in (None, earlier["name"]):
+            raise ConfigurationError(
+                f"--name {self._name}: {self._to} has this record as {earlier['name']!r}; leave "
+                "out --name, or name another --project"
+            )
         if self._run is not None:
             self._try(lambda tracked: tracked.close("interrupted"))
             self._run = None
@@ -186,10 +195,12 @@ class _Sender:
         self._sent = 0
         if earlier is None:
             self._number += 1
+            base = self._name or self._folder.resolve().name
+            self._shown = base if self._number == 1 else f"{base}-{self._number}"
             self._open(run, None)
             self._write_down(0, 0)
             return
-        self._number = earlier["number"]
+        self._number, self._shown = earlier["number"], earlier["name"]
         self._open(run, earlier["id"])
         self._sent = earlier["sending"]
         _update(self._hash, run.metrics[: self._sent])
@@ -208,8 +219,7 @@ class _Sender:
         return ""
 
     def _open(self, run: Follower, earlier: str | None) -> None:
-        name = self._name if self._number == 1 else f"{self._name}-{self._number}"
-        about = About(self._folder, self._project, name, _group(run.meta), _config(run.meta))
+        about = About(self._folder, self._project, self._shown, _group(run.meta), _config(run.meta))
         self._run = self._try(lambda _: self._open_run(about, earlier))
         self.place = self._run.place
 
@@ -256,6 +266,7 @@ class _Sender:
         assert self._run is not None
         known: _Sent = {
             "project": self._project,
+            "name": self._shown,
             "id": self._run.id,
             "number": self._number,
             "sent": sent,
