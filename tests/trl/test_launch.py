@@ -14,7 +14,8 @@ from commands import EXAMPLES, GPUS, every_recipe, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.tables import flatten, json_or_text
+from gem.tables import flatten
+from gem_train.checkpoints import save_state
 from gem_train.experiment.hardware import CPU, Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import Launch, find_adapter
@@ -68,7 +69,7 @@ def configured(made: Launch, processes: int = 1) -> tuple[Any, Any]:
     """What the command makes of its arguments: GRPOConfig and settings."""
     assert made.argv[:3] == ["python", "-m", "gem_trl.train"]
     path, _, folder, *rest = made.argv[3:]
-    given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in rest)}
+    given = train.fields(rest)
     run = RunSpec.read(Path(path))
     args = experiment.grpo_config(run, Path(folder), processes, given)
     settings = experiment.gem_settings(run, Path(folder))
@@ -346,6 +347,41 @@ def test_a_half_written_checkpoint_is_left_out_and_named(
     half = saved(tmp_path, 12, state, *ranks)
     assert train.last_checkpoint(tmp_path, 2) == whole
     assert capsys.readouterr().err == f"{half} is half-written and is left out\n"
+
+
+def test_a_run_does_not_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    last = saved(tmp_path, 3, '{"global_step": 3}', "rng_state_0.pth", "rng_state_1.pth")
+    save_state(tmp_path / train.PROCESSES, {"processes": 2})
+    assert train.last_checkpoint(tmp_path, 2) == last
+    for processes in (1, 4):
+        with pytest.raises(
+            ConfigurationError, match=f"2 processes, .* has {processes}: start it with 2"
+        ):
+            train.last_checkpoint(tmp_path, processes)
+
+
+def test_with_nothing_to_go_on_from_the_number_of_processes_may_change(tmp_path: Path) -> None:
+    saved(tmp_path, 3, None, "rng_state_0.pth")
+    save_state(tmp_path / train.PROCESSES, {"processes": 2})
+    assert train.last_checkpoint(tmp_path, 4) is None
+
+
+@pytest.mark.parametrize("text", ["False", "True", "no", "", "0"])
+def test_a_boolean_field_takes_true_or_false(text: str, tmp_path: Path) -> None:
+    given = train.fields(["use_cpu=true", "tf32=null", "report_to=none", f"use_vllm={text}"])
+    with pytest.raises(ConfigurationError, match=r"^GRPOConfig\.use_vllm: choose true or false"):
+        experiment.grpo_config(spec(), tmp_path, 1, given)
+    given["use_vllm"] = False
+    assert not experiment.grpo_config(spec(), tmp_path, 1, given).use_vllm
+
+
+def test_an_argument_without_a_value_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec().to_mapping()))
+    assert train.main([str(path), "--record", str(tmp_path), "use_vllm"]) == 2
+    assert "use_vllm: write it as use_vllm=value" in capsys.readouterr().err
 
 
 def test_another_experiment_does_not_go_on_with_the_record_of_this_one(

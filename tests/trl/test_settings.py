@@ -57,6 +57,17 @@ def test_wrong_settings_are_refused_by_name(given: dict[str, Any], said: str) ->
         ),
         ({"logging_steps": 2}, {"record_dir": "r"}, r"logging_steps: .* set it to 1"),
         ({"logging_strategy": "epoch"}, {"record_dir": "r"}, "logging_strategy to 'steps'"),
+        (
+            {"per_device_eval_batch_size": 6, "eval_strategy": "steps", "eval_steps": 2}
+            | {"num_generations_eval": None},
+            {"group_size": 4},
+            r"per_device_eval_batch_size: .* whole groups of 4; .*, got 6",
+        ),
+        *(
+            ({"loss_type": loss}, chosen, r"loss_type: rows without tokens .*'dapo' or 'cispo'")
+            for loss in ("grpo", "dr_grpo", "luspo", "bnpo", "sapo")
+            for chosen in ({"mask_overlong": True}, {"extra_batches": 0})
+        ),
         ({"mask_truncated_completions": True}, {}, "judges an episode by its last token"),
         ({"use_transformers_continuous_batching": True}, {}, "by generate or by vLLM"),
         (

@@ -293,6 +293,34 @@ def test_evaluations_are_recorded_by_name_and_once(make_trainer: Make, tmp_path:
     assert seeds == [70, 71, 72, 73, 74]
 
 
+@pytest.mark.parametrize(("of_evaluations", "played"), [(None, 4), (1, 1)])
+def test_a_task_is_evaluated_as_often_as_it_is_played_in_training_or_as_trl_is_told(
+    make_trainer: Make, tmp_path: Path, of_evaluations: int | None, played: int
+) -> None:
+    trainer = make_trainer(
+        evals=["gem:test:Scripted-v0?n=3&seed=70#name=warm"],
+        script=lambda *_: "end",
+        record_dir=str(tmp_path / "run"),
+        group_size=4,
+        args={
+            "max_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "num_generations_eval": of_evaluations,
+        },
+    )
+    trainer.train()
+    found = [m["episodes"] for m in read_run(tmp_path / "run").metrics if m["split"] != "train"]
+    assert found == [3.0 * played]
+
+
+def test_an_environment_that_shows_images_is_refused_before_a_model_is_loaded() -> None:
+    uri = "gem:game:Sokoban-v0-easy?n=2&modality=image"
+    for make in (gem_trl.task_dataset, gem_trl.eval_datasets):
+        with pytest.raises(ConfigurationError, match="shows images, and policies are shown text"):
+            make("gem:test:Scripted-v0?n=2", uri)
+
+
 def test_episodes_that_fill_up_an_evaluation_count_once(make_trainer: Make) -> None:
     trainer = make_trainer()
     trainer.model.eval()

@@ -11,7 +11,7 @@ from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
 from gem.tasks import Task, TaskSet
-from gem_train.experiment.tasksets import EvalSampling, decode_task
+from gem_train.experiment.tasksets import DatasetRow, EvalSampling, decode_task
 from gem_verl.dataset import GemDataset
 
 GAME = "game:GuessTheNumber-v0-easy"
@@ -123,6 +123,34 @@ def test_a_temperature_is_no_setting_of_training_files(compose: Any, tokenizer: 
         create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
     config = compose([*DATA, files[1], f'data.train_files="gem:{GAME}?n=6"', "data.shuffle=False"])
     assert len(create_rl_dataset(config.data.val_files, config.data, tokenizer, None)) == 6
+
+
+def test_two_validation_sets_have_two_names(compose: Any, tokenizer: Any) -> None:
+    files = [f"gem:{GAME}?n=2#name=same&temperature={t}" for t in (0, 1)]
+    config = compose([*DATA, f'data.train_files="gem:{GAME}?n=6"', "data.shuffle=False"])
+    config.data.val_files = files
+    with pytest.raises(ConfigurationError, match=r"^data\.val_files: two .* called 'same'"):
+        create_rl_dataset(config.data.val_files, config.data, tokenizer, None)
+    config.data.val_files = [files[0], files[1].replace("same", "sampled")]
+    dataset = create_rl_dataset(config.data.val_files, config.data, tokenizer, None)
+    rows = [DatasetRow.decode(dataset[i]["gem_task"]) for i in range(4)]
+    assert [row.evaluation for row in rows] == ["same", "same", "sampled", "sampled"]
+    train = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
+    assert DatasetRow.decode(train[0]["gem_task"]).evaluation is None
+
+
+@pytest.mark.parametrize("mode", ["sync", "gem_sync"])
+def test_verls_own_trainers_validate_on_other_files(
+    compose: Any, tokenizer: Any, mode: str
+) -> None:
+    files = [f'data.{kind}_files="gem:{GAME}?n=6"' for kind in ("train", "val")]
+    modes = f"trainer.v1.trainer_mode={mode}"
+    config = compose([*DATA, *files, modes, "data.shuffle=False"])
+    if mode == "gem_sync":
+        assert len(create_rl_dataset(config.data.val_files, config.data, tokenizer, None)) == 6
+        return
+    with pytest.raises(ConfigurationError, match=r"^data\.val_files: with trainer_mode=sync"):
+        create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
 
 
 def test_shuffling_is_said_aloud(compose: Any, caplog: pytest.LogCaptureFixture) -> None:

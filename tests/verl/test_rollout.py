@@ -15,6 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, _agent_loop_registry
+from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -22,7 +23,7 @@ from gem import Env, register
 from gem.core import Step
 from gem.tasks import Task
 from gem.trajectory import Trajectory
-from gem_train.experiment.tasksets import EvalSampling, encode_task
+from gem_train.experiment.tasksets import DatasetRow, EvalSampling, encode_task
 from gem_train.packed import PackedTrajectory
 from gem_verl.rollout import EPISODE, VOID_TOKENS, GemAgentLoopOutput
 
@@ -228,6 +229,32 @@ def test_a_crashing_environment_voids_its_episode(world: World, server: Any) -> 
     assert "sandbox gone" in str(transcript(row).failure)
     assert row.extra_fields["reward_extra_info"]["acc"] is None
     assert not transcript(row).valid
+
+
+@pytest.mark.parametrize("mode", ["sync", "gem_sync"])
+@pytest.mark.parametrize("evaluation", ["easy", None])
+def test_verls_validation_never_counts_a_failed_episode_as_zero(
+    compose: Any, tokenizer: Any, server: Any, mode: str, evaluation: str | None
+) -> None:
+    world = World(compose, tokenizer, [f"trainer.v1.trainer_mode={mode}", "gem.record_dir=null"])
+    row = DatasetRow(Task("test:Scripted-v0", 7), evaluation=evaluation).encode()
+    [good] = world.play(server(["end"]), gem_task=row)
+    [bad] = world.play(server(["a", "crash"]), gem_task=row)
+    infos = [each.extra_fields["reward_extra_info"] for each in (good, bad)]
+    # In training a reward that is not finite is a broken agent loop.
+    assert math.isnan(bad.token_rewards[0]) == (mode == "sync" and evaluation is not None)
+    if mode == "sync":
+        values = {name: [info[name] for info in infos] for name in infos[0]}
+        found = process_validation_metrics(
+            ["easy"] * 2,
+            ["a", "b"],
+            values,
+            expected_acc_counts={("easy", "a"): 1, ("easy", "b"): 1},
+        )
+        assert math.isnan(found["easy"]["acc"]["mean@1"])
+        assert math.isnan(found["easy"]["episode_return"]["mean@1"])
+    else:
+        assert infos[1]["acc"] is None
 
 
 def test_an_error_of_the_server_is_never_a_missing_row(

@@ -62,6 +62,16 @@ def test_parts_of_a_batch_are_enough_where_nothing_is_normalised_over_all_of_it(
         (["trainer.v1.trainer_mode=sink"], "not known to gem-verl"),
         (["trainer.use_v1=False"], "one number per episode"),
         (["+gem.record_dir=/tmp/x"], "cannot record; set trainer.v1.trainer_mode=gem_sync"),
+        *(
+            ([f"+gem.{given}", f"trainer.v1.trainer_mode={mode}"], rf"^gem\.{name}: only GEM's tr")
+            for name, given in {
+                "max_failed_fraction": "max_failed_fraction=0.2",
+                "record": "record=all",
+                "info_metrics": "info_metrics=hints",
+                "poll_interval_s": "poll_interval_s=1",
+            }.items()
+            for mode in ("sync", "colocate_async")
+        ),
         (["+gem.context=concat"], "one training row per turn"),
         (["+gem.thinking=drop"], "thinking 'drop' makes one training row per turn"),
         (["actor_rollout_ref.rollout.agent.default_agent_loop=gem_turns"], "row per turn"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from gem.errors import ConfigurationError
 from gem_train import entries
@@ -28,7 +28,7 @@ from gem_train.table import (
     namesakes,
 )
 from gem_trl.lora import BEGINNING
-from gem_trl.settings import NO_CRITIC, ONE_ROW, GemSettings
+from gem_trl.settings import FILLED_UP, NO_CRITIC, ONE_ROW, TOKEN_MEANS, GemSettings
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the record's."""
@@ -72,10 +72,9 @@ _FILLED_UP = Refused(
     lambda run, value: (
         value not in (None, False)
         and run.spec.algorithm.loss_aggregation in _LOSS_TYPES
-        and run.spec.algorithm.loss_aggregation != "token-mean"
+        and _loss(run)["loss_type"] not in TOKEN_MEANS
     ),
-    "rows without tokens fill up TRL's batch and would count in a mean of rows; choose the "
-    "loss_aggregation 'token-mean'",
+    f"{FILLED_UP}; choose the loss_aggregation 'token-mean'",
 )
 
 
@@ -366,10 +365,12 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
 
     Raises:
         ConfigurationError: The episodes of a batch do not divide among processes and minibatches,
-            a field is unknown or follows from the experiment, or GRPOConfig refuses a value.
+            a field is unknown or follows from the experiment, a boolean is something else, or
+            GRPOConfig refuses a value.
     """
     from trl import GRPOConfig
 
+    _check_booleans(given)
     check_correction(spec, given.get("use_vllm"))
     most = pass_tokens(spec, Hardware()) // spec.policy.tokens
     values = {
@@ -389,6 +390,17 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
         return GRPOConfig(**values, **fixed)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"GRPOConfig: {error}") from error
+
+
+def _check_booleans(given: Mapping[str, Any]) -> None:
+    """Refuse other values of boolean fields: `use_vllm=False` is a text, which counts as true."""
+    from trl import GRPOConfig
+
+    for name, kind in get_type_hints(GRPOConfig).items():
+        kinds = get_args(kind) or (kind,)
+        if name in given and bool in kinds and str not in kinds:
+            refused = not isinstance(given[name], kinds)
+            refuse_values(given, [(name, refused, "choose true or false")], "GRPOConfig.")
 
 
 def decided(spec: RunSpec, folder: Path, processes: int, most: int) -> dict[str, Any]:

@@ -24,6 +24,10 @@ UNUSED = {
 }
 """Fields of GRPOConfig that have no effect here or a wrong one, and what has instead."""
 
+FILLED_UP = "rows without tokens fill up TRL's batch and would count in a mean of rows"
+TOKEN_MEANS = ("dapo", "cispo", "vespo")
+"""Values of `loss_type` for which rows without tokens leave the loss as it is."""
+
 _EVALUATIONS = "it would hold in evaluations, too, which have a sampling of their own"
 GENERATION = {
     **dict.fromkeys(("stop", "stop_strings"), "a turn that ends at a text would count as cut off"),
@@ -126,6 +130,8 @@ def check_config(args: Any, gem: GemSettings) -> None:
     continuous, given = args.use_transformers_continuous_batching, args.generation_kwargs or {}
     judged = "it judges an episode by its last token; leave it False"
     unread = "GEM renders conversations; use gem.template_kwargs"
+    filled = gem.mask_overlong or gem.extra_batches is not None
+    means = "with gem.mask_overlong or gem.extra_batches choose 'dapo' or 'cispo'"
     untried = "episodes are sampled by generate or by vLLM; leave it False"
     refused = (
         *_of_batches(args, gem, group),
@@ -133,6 +139,7 @@ def check_config(args: Any, gem: GemSettings) -> None:
         ("mask_truncated_completions", args.mask_truncated_completions, judged),
         ("use_transformers_continuous_batching", continuous, untried),
         *_of_episodes(args, gem.advantage),
+        ("loss_type", filled and args.loss_type not in TOKEN_MEANS, f"{FILLED_UP}; {means}"),
         ("chat_template_kwargs", bool(args.chat_template_kwargs), unread),
         *(
             ("generation_kwargs", key in given, f"{why}; leave {key!r} out")
@@ -213,6 +220,12 @@ def _of_batches(args: Any, gem: GemSettings, group: int) -> list[Refusal]:
     recorded, logged = gem.record_dir is not None, (args.logging_strategy, args.logging_steps)
     saving, evaluating = args.save_strategy == "steps", args.eval_strategy == "steps"
     told = recorded or args.save_strategy == "best"
+    played = args.num_generations_eval or group
+    whole_groups = (
+        f"a batch of evaluation episodes must be whole groups of {played}; set "
+        "num_generations_eval=1, or a multiple"
+    )
+    torn = args.eval_strategy != "no" and args.per_device_eval_batch_size * args.world_size % played
     shuffled = gem.extra_batches is not None and args.shuffle_dataset
 
     def cuts(value: float) -> bool:
@@ -225,6 +238,7 @@ def _of_batches(args: Any, gem: GemSettings, group: int) -> list[Refusal]:
         ("eval_steps", evaluating and told and cuts(args.eval_steps), twice),
         ("max_steps", args.max_steps > 0 and cuts(args.max_steps), _ends(steps)),
         ("enable_jit_checkpoint", args.enable_jit_checkpoint and steps > 1, any_step),
+        ("per_device_eval_batch_size", bool(torn), whole_groups),
         ("logging_steps", recorded and logged != ("steps", 1), gaps),
         ("shuffle_dataset", shuffled, parts),
     ]

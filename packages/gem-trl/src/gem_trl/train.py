@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from gem.errors import RecordError, exit_status
+from gem.errors import ConfigurationError, RecordError, exit_status
 from gem.json_lines import read_json
 from gem.tables import json_or_text
+from gem_train.checkpoints import save_state
 from gem_train.experiment.runspec import RunSpec
 from gem_train.processes import free_port
 from gem_train.record import Recorder
@@ -37,7 +38,8 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
         given: See `gem_trl.experiment.grpo_config`.
 
     Raises:
-        ConfigurationError: TRL cannot do it, or the folder holds another run.
+        ConfigurationError: TRL cannot do it, or the folder holds another run or the checkpoints of
+            another number of processes.
         RecordError: The record cannot be written.
         RolloutError: Too many episodes of a batch failed.
         UnsupportedVersionError: TRL is of an unsupported version.
@@ -55,6 +57,8 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
     if os.environ.get("RANK", "0") == "0":
         begin(Recorder(folder), TRAINER.about(spec=spec.to_mapping()))
     last = last_checkpoint(folder / CHECKPOINTS, processes)
+    if os.environ.get("RANK", "0") == "0":
+        save_state(folder / CHECKPOINTS / PROCESSES, {"processes": processes})
     # What was due at a checkpoint has been evaluated before it was saved.
     args.eval_on_start = args.eval_on_start and last is None
     trainer = GemGRPOTrainer(
@@ -72,6 +76,10 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
     trainer.train(resume_from_checkpoint=last)
 
 
+PROCESSES = "processes.json"
+"""Beside the checkpoints: how many processes save them."""
+
+
 class _State(TypedDict):
     global_step: int
 
@@ -82,7 +90,13 @@ def last_checkpoint(saved: Path, processes: int) -> str | None:
     Args:
         saved: The folder.
         processes: Number of processes that train; each saves its random numbers.
+
+    Raises:
+        ConfigurationError: The folder has a checkpoint of another number of processes.
+        RecordError: The file that says how many there were is damaged.
     """
+    known = saved / PROCESSES
+    earlier = read_json(known, dict[str, int])["processes"] if known.exists() else processes
     whole: list[tuple[int, str]] = []
     for path in saved.glob("checkpoint-*"):
         try:
@@ -90,6 +104,11 @@ def last_checkpoint(saved: Path, processes: int) -> str | None:
             state = read_json(path / "trainer_state.json", _State)
         except RecordError:
             state = {}
+        if state and earlier != processes:
+            raise ConfigurationError(
+                f"{path} is of a run with {earlier} processes, and this one has {processes}: start "
+                f"it with {earlier}, or begin a run in another folder"
+            )
         if state and len(list(path.glob("rng_state*.pth"))) == processes:
             whole.append((state["global_step"], str(path)))
         else:
@@ -106,8 +125,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, required=True, help="folder of the record")
     parser.add_argument("given", nargs="*", metavar="key=value", help="field of GRPOConfig")
     args = parser.parse_intermixed_args(argv)
-    given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in args.given)}
-    return exit_status(lambda: train(RunSpec.read(args.spec), args.record, given))
+    return exit_status(lambda: train(RunSpec.read(args.spec), args.record, fields(args.given)))
+
+
+def fields(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of GRPOConfig that `key=value` arguments name; values are JSON or text.
+
+    Raises:
+        ConfigurationError: An argument has no `=`.
+    """
+    given = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise ConfigurationError(f"{text}: write it as {text}=value, for instance {text}=true")
+        given[key] = json_or_text(value)
+    return given
 
 
 if __name__ == "__main__":

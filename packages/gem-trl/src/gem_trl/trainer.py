@@ -141,6 +141,8 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.gem.group_size is not None:
             # TRL's samplers read it, and its own advantages, which are not used.
             self.num_generations = self.gem.group_size
+            # As TRL's own by default: as many episodes of a task as in training.
+            self.num_generations_eval = args.num_generations_eval or self.gem.group_size
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
         self._chat = self.gem.chat_format(tokenizer)
         self._stop_at_turn_end()

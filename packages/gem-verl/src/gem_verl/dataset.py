@@ -23,9 +23,9 @@ from torch.utils.data import Dataset
 from gem.errors import ConfigurationError
 from gem.multi import all_seats
 from gem_train.experiment.mixtures import samples
-from gem_train.experiment.tasksets import Source, encode_task, task_at
+from gem_train.experiment.tasksets import DatasetRow, Source, check_names, task_at
 from gem_train.preflight import check, check_sees
-from gem_verl.settings import Settings, check_config
+from gem_verl.settings import GEM_MODES, Settings, check_config
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,19 @@ def _check_trained(sources: Sequence[Source]) -> None:
         raise ConfigurationError(
             "data.train_files: a temperature is for validation; leave it out and set "
             "actor_rollout_ref.rollout.temperature, which all of training has"
+        )
+
+
+def _check_apart(config: Any, same: bool) -> None:
+    """Refuse validation files that are the training files, on verl's own trainers.
+
+    There a failed episode is NaN in validation, and only the files tell the two datasets apart.
+    """
+    mode = config._get_root().trainer.v1.trainer_mode
+    if same and mode not in GEM_MODES:
+        raise ConfigurationError(
+            f"data.val_files: with trainer_mode={mode} they must differ from data.train_files; "
+            "give a URI a #name, or set trainer.v1.trainer_mode=gem_sync"
         )
 
 
@@ -87,7 +100,8 @@ class GemDataset(Dataset[dict[str, Any]]):
             max_samples: Number of rows to keep; -1 keeps all.
 
         Raises:
-            ConfigurationError: See `Source.parse` and `gem_verl.settings.check_config`.
+            ConfigurationError: Two validation sets have the same name; see also `Source.parse` and
+                `gem_verl.settings.check_config`.
             UnknownEnvError: No such environment.
             UnknownParameterError: The environment has no such parameter.
             MissingExtraError, UnreachableError: Something that it needs is not there.
@@ -98,8 +112,14 @@ class GemDataset(Dataset[dict[str, Any]]):
             verls = config._get_root().actor_rollout_ref.rollout.val_kwargs
             usual = {"top_p": verls.top_p, "top_k": verls.top_k or -1}  # 0 is all, too
         self.sources = [Source.parse(str(text), usual) for text in files]
-        if OmegaConf.is_config(config) and files == _listed(config.train_files):
-            _check_trained(self.sources)
+        self._validates = False
+        if OmegaConf.is_config(config):
+            self._validates = files == _listed(config.val_files)
+            if self._validates:
+                check_names([source.name for source in self.sources], "data.val_files")
+            if files == _listed(config.train_files):
+                _check_trained(self.sources)
+                _check_apart(config, self._validates)
         tasks = [task for source in self.sources for task in samples(source.tasks)]
         shown = check(tasks, images=True)
         total = sum(len(source.tasks) * source.samples for source in self.sources)
@@ -125,5 +145,7 @@ class GemDataset(Dataset[dict[str, Any]]):
             "index": index,
             "data_source": source.name,
             "reward_model": {"style": "env", "ground_truth": ""},
-            "gem_task": encode_task(task, source.sampling),
+            "gem_task": DatasetRow(
+                task, source.sampling, index, evaluation=source.name if self._validates else None
+            ).encode(),
         }

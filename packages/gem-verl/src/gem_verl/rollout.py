@@ -9,7 +9,8 @@ With `seat=all` it is a match, with the rows of all agents one after the other.
 Rewards are dense: that of each turn lies on its last sampled token. An episode that failed, or has
 no turn, becomes one row without any token to train on; it is never silently missing. If this code
 itself fails, the row also carries the reward NaN, at which the estimators and trainers of this
-package stop the run.
+package stop the run. On verl's own trainers, which would count it as 0, a failed episode of a
+validation set has NaN in all its numbers.
 
 For the trainers of this package the last row of an episode has its numbers in `extra_fields`
 (`gem_train.packed.PackedTrajectory.head`) and, in a field of its own, the whole episode, which they
@@ -40,7 +41,7 @@ from gem.rollout import ChatFormat, Request, Sample
 from gem.rollout.vision import VisionChatFormat, can_show, opened
 from gem.trajectory import TrainingRow, Trajectory
 from gem_train.experiment.metrics import episode_metrics
-from gem_train.experiment.tasksets import decode_task
+from gem_train.experiment.tasksets import DatasetRow, decode_task
 from gem_train.packed import PackedTrajectory
 from gem_train.rows import split_turns
 from gem_train.sampling import EngineSampler, tokens_read
@@ -229,6 +230,10 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             seconds: Time that the episode waited for the server.
         """
         rewards = [] if trajectory is None or row is None else trajectory.rewards
+        ours = self.config.trainer.v1.trainer_mode in GEM_MODES
+        # verl would take what is missing for 0; GEM's trainers leave it out.
+        failed = not ours and (trajectory is None or not trajectory.valid)
+        lost = error or (failed and DatasetRow.decode(kwargs["gem_task"]).evaluation)
         eos = self.tokenizer.eos_token_id
         row = row or TrainingRow([eos] * (VOID_TOKENS - 1), [], [], [], [])
         response, mask, logprobs = row.response_ids, row.mask, row.logprobs
@@ -236,7 +241,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if not response:
             # verl's rows hold at least one response token; nothing is trained on this one.
             response, mask, logprobs = [eos], [0], [0.0]
-            token_rewards = [math.nan if error else row.reward_left(rewards)]
+            token_rewards = [math.nan if lost else row.reward_left(rewards)]
         if not self.rollout_config.calculate_log_probs:
             logprobs = None  # All rows of a batch must have the same fields.
         elif logprobs is None:
@@ -252,14 +257,15 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             response_ids=response,
             response_mask=mask,
             response_logprobs=logprobs,
-            reward_score=math.nan if error else sum(rewards),
+            reward_score=math.nan if lost else sum(rewards),
             token_rewards=token_rewards,
             num_turns=len(rewards),
             metrics=AgentLoopMetrics(generate_sequences=seconds),
-            episode=b"" if self.config.trainer.v1.trainer_mode in GEM_MODES else None,
+            episode=b"" if ours else None,
             extra_fields={
-                # verl's validation leaves out None.
-                "reward_extra_info": {k: (metrics or {}).get(v) for k, v in SCALARS.items()},
+                "reward_extra_info": {
+                    k: math.nan if failed else (metrics or {}).get(v) for k, v in SCALARS.items()
+                },
                 "min_global_steps": oldest,
                 "max_global_steps": newest,
                 "turn_scores": [rewards[span.turn] for span in row.spans],

@@ -53,6 +53,8 @@ ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 _SPLIT = ("actor.fsdp_config.", "actor.", "ref.fsdp_config.", "ref.")
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 _SUGGESTION = "set trainer.v1.trainer_mode=gem_sync"
+_OF_TRAINERS = ("record", "info_metrics", "poll_interval_s", "max_failed_fraction")
+"""Keys of the `gem` table without effect on verl's own trainers."""
 _LOOPS = ("single_turn_agent", "tool_agent")
 """verl's own agent loops."""
 
@@ -259,6 +261,9 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     yield "trainer.v1.trainer_mode", mode not in MODES, others
     silent = f"trainer_mode={mode} cannot record; {_SUGGESTION}"
     yield "gem.record_dir", settings.record_dir is not None and not ours, silent
+    unread = f"only GEM's trainers read it; leave it out, or {_SUGGESTION}"
+    for name in _OF_TRAINERS:
+        yield f"gem.{name}", not ours and getattr(settings, name) != getattr(Settings, name), unread
     shaped = ours and gem_estimator(config) is not None
     unused = f"only GEM's estimators in GEM's trainers use it; {_SUGGESTION} and "
     unused += "algorithm.adv_estimator to one of GEM's"
