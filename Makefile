@@ -226,7 +226,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 .PHONY: learn
 learn: env-dev ## Cheap learning curves end where the recorded ones did, and a control does not rise
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
-NIGHTLY := check-envs nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-bridges nightly-perturbed test-trl-versions \
+NIGHTLY := check-envs nightly-own nightly-harbor nightly-trainers nightly-learn nightly-adapters nightly-bridges e2e-bridges nightly-perturbed test-trl-versions \
   test-trackers \
   conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-vision e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-skyrl e2e-trl

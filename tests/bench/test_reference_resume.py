@@ -68,11 +68,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunSpec], Path]
     return run
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    pairs = zip(ours.policy.parameters(), theirs.policy.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
 @pytest.mark.parametrize("moment", MOMENTS, ids=str)
 def test_killed_at_any_moment_it_ends_as_if_it_had_not_been(
     moment: tuple[int, str], make_spec: MakeSpec, whole: Callable[[RunSpec], Path], tmp_path: Path

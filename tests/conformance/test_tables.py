@@ -247,8 +247,6 @@ def told(launch: Launch, key: str) -> set[str]:
 
 
 PARTS = {key.split(".")[0] for key in keys()}
-PARTNERS = {}
-"""Keys that a refusal may name instead: with these, the other value is not possible."""
 
 
 def compiled(adapter: Adapter, values: dict[str, Any], folder: Path) -> str | tuple[Launch, Run]:
@@ -299,7 +297,7 @@ def test_another_value_is_in_the_command_refused_or_told(
     if isinstance(usual, str):
         assert beside and names(usual, beside), usual
     elif isinstance(other, str):
-        assert names(other, [key, *PARTNERS.get((table.trainer, key), ())]), other
+        assert names(other, [key]), other
     else:
         whole = SPEC_FILE in other[0].files and isinstance(ways(table)[key], Elsewhere)
         assert (

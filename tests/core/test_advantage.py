@@ -19,7 +19,6 @@ from gem.estimators import BUILT_IN, Options
 
 # Two tasks, two episodes each: a win in three turns, a format error, a win at once, a draw.
 REWARDS = [[0.0, 0.0, 1.0], [0.0, -0.1], [1.0], [0.5, 0.0]]
-GROUPS = [0, 0, 1, 1]
 
 reward = st.floats(-10, 10).map(lambda x: round(x, 3))
 episode = st.lists(reward, min_size=1, max_size=6)

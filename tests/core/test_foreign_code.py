@@ -103,7 +103,6 @@ def of_words() -> Iterator[Maker]:
 KINDS = [*of_python(), *of_methods(), *of_words()]
 # What an environment of this process may raise to end a run: the caller's own mistakes.
 assert not any(issubclass(type(each()), MisuseError) for each in KINDS)
-PLACES = ("reset", "step", "close", "tool", "grader", "make")
 CAUSES = {"tool": "tool", "grader": "grader"}
 
 

@@ -22,8 +22,6 @@ from gem.envs.multi.poker_solver import (
 )
 from gem.errors import ConfigurationError
 
-LETTERS = {move: letter for letter, move in MOVES.items()}
-
 
 def dealt(game: Poker, first: str, second: str, board: str = "") -> Poker:
     """Reset until these cards are dealt."""

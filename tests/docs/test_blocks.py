@@ -21,7 +21,6 @@ from gem_bench.runspec import hardware_keys, reference_keys
 SEEN = ("recipes", "packages", "benchmarks")
 """Folders of the repository that a page's commands may name."""
 KEYS = [key.name for key in reference_keys()]
-TABLES = {key.partition(".")[0].removesuffix("[]") for key in KEYS if "." in key}
 
 
 def page_id(page: Path) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 import new_adapter
 import pytest
 
-ROOT = Path(__file__).parents[2]
 NAME = "other"
 
 

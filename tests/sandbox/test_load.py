@@ -62,7 +62,6 @@ def computing(cpu_s: float, then: str) -> str:
 DOUBLE = {"inputs": ["3", "4"], "outputs": ["6", "8"]}
 CALLED = {"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [2, 4, 6]}
 CALLS = "def f(x):\n    s = 0\n    for i in range(400000): s += i\n    return 2 * x"
-PUZZLES = ["countdown", "simple_integration", "polynomial_multiplication", "gcd"]
 
 
 def gradings(limit_s: float) -> list[Callable[[], Any]]:

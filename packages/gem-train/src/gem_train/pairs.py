@@ -41,9 +41,6 @@ FEATURES = (
 )
 """What `features` knows of a run."""
 
-ALTERNATIVES = ("sdpa", "flash attention")
-"""Values of one setting, which never meet."""
-
 Status = Literal["runs", "refused", "untried"]
 
 
