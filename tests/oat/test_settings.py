@@ -103,6 +103,21 @@ def test_flags_that_do_not_fit_are_refused(case: str, argv: Argv) -> None:
         parse(argv(**changes))
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"gpus": 4, "rollout_batch_size": 4}, "GPUs available, but 4 required"),
+        ({"fp16": True}, "cannot enable both bf16 and fp16"),
+        ({"zero_stage": 3, "use_fused_lm_head": True}, "please set --no-use_fused_lm_head"),
+    ],
+)
+def test_what_oat_itself_refuses_is_an_error_of_the_flags(
+    flags: dict[str, Any], said: str, argv: Argv
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"oat refuses the flags: .*{said}"):
+        parse(argv(**flags))
+
+
 def test_tasks_must_divide_over_the_learners(argv: Argv, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="--rollout_batch_size: .* 3 learners, got 4"):
         parse(argv(gpus=3))

@@ -132,11 +132,15 @@ def test_another_manager_may_play_an_evaluation() -> None:
     assert list(check_config(given)) == ["train"]
 
 
-def test_training_environments_share_what_is_of_the_run() -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("advantage", "reinforce"), ("whiten", True), ("info_metrics", "score")],
+)
+def test_training_environments_share_what_is_of_the_run(name: str, value: Any) -> None:
     given = config(train_env_manager__tags=["train", "v"])
-    given.custom_envs["v"]["gem"]["advantage"] = "reinforce"
+    given.custom_envs["v"]["gem"][name] = value
     with pytest.raises(
-        ConfigurationError, match=r"^gem\.advantage: training environments of a run have"
+        ConfigurationError, match=rf"^gem\.{name}: training environments of a run have"
     ):
         check_config(given)
 

@@ -1,4 +1,4 @@
-"""What a killed run leaves: the last whole checkpoint counts, everything half done is removed."""
+"""What a killed run leaves: the last whole checkpoint counts, everything later is set aside."""
 
 from __future__ import annotations
 
@@ -47,6 +47,21 @@ def test_the_last_whole_checkpoint_is_named(
     assert steps(tmp_path) == left
     assert tmp_path.joinpath(LATEST).exists() == (whole is not None)
     assert whole is None or tmp_path.joinpath(LATEST).read_text() == str(whole)
+
+
+@pytest.mark.parametrize("latest", [None, "20"])
+def test_checkpoints_that_may_be_of_another_run_are_kept(
+    latest: str | None, tmp_path: Path
+) -> None:
+    """SkyRL's default folder is one for all runs."""
+    kept = "aside_1.global_step_40", "aside_2.global_step_40"
+    for _ in kept:
+        saved(tmp_path, 40, latest=latest)
+        tmp_path.joinpath("global_step_40", "model.pt").write_text("weights")
+        tmp_path.joinpath("global_step_20").mkdir(exist_ok=True)
+        clear_leftovers(tmp_path)
+    assert steps(tmp_path) == ["global_step_20"] * (latest is not None)
+    assert [tmp_path.joinpath(name, "model.pt").read_text() for name in kept] == ["weights"] * 2
 
 
 def test_the_asynchronous_loop_needs_a_state_of_its_own(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ from gem.errors import ConfigurationError
             ),
             "a turn without tokens has a row of its own",
         ),
+        (("gem.context=concat",), "gem.context=concat .* set generator.step_wise_trajectories"),
+        (("gem.thinking=drop",), "gem.thinking=drop .* set generator.step_wise_trajectories"),
+        (("generator.eval_n_samples_per_prompt=2",), "write #samples=<n> behind the URI"),
         (("trainer.fully_async.simulate_training=true",), "GEM extends SkyRL's real trainers only"),
         (("generator.vision_language_generator=true",), "with text only"),
         (

@@ -40,7 +40,10 @@ def alone(service: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None
     service.texts = ("a", "bc", "end")
 
 
-def run(folder: Path, *arguments: str, train: str = f"{TASKS}?n=12", test: str = "") -> None:
+def run(
+    folder: Path, *arguments: str, train: str = f"{TASKS}?n=12", test: str = "", more: str = ""
+) -> None:
+    """Train; `more` is evaluated on, besides `test`, by a `GemEvaluatorBuilder`."""
     builder = {
         "model_name": "m",
         "train": train,
@@ -56,7 +59,13 @@ def run(folder: Path, *arguments: str, train: str = f"{TASKS}?n=12", test: str =
     words += [f"dataset_builder.{key}={value}" for key, value in builder.items()]
     last = dict(word.partition("=")[::2] for word in [*words, *arguments])
     argv = [f"{key}={value}" for key, value in last.items()]
-    asyncio.run(cookbook_train.main(chz.entrypoint(cookbook_train.Config, argv=argv)))
+    config = chz.entrypoint(cookbook_train.Config, argv=argv)
+    if more:
+        added = cookbook.GemEvaluatorBuilder(
+            dataset=config.dataset_builder, tasks=more, name="more"
+        )
+        config = chz.replace(config, evaluator_builders=[added])
+    asyncio.run(cookbook_train.main(config))
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
@@ -130,7 +139,7 @@ def test_a_run_that_was_interrupted_goes_on_and_records_no_batch_twice(
 
 def test_failed_episodes_are_left_out_and_counted(tmp_path: Path) -> None:
     doomed = f"{TASKS}?n=8&doomed=1"
-    run(tmp_path, "max_failed_fraction=0.25", train=doomed, test=f"{TASKS}?n=4&doomed=3")
+    run(tmp_path, "max_failed_fraction=0.25", train=doomed, test=f"{TASKS}?n=4&doomed=1")
     first, second = read_run(tmp_path / "gem").metrics
     # The two episodes of a group; those of the test set are counted in no batch.
     assert (first["episodes"], first["failed_episodes"], first["failed_environment"]) == (6, 2, 2)
@@ -143,6 +152,25 @@ def test_too_many_failed_episodes_stop_the_run(service: Any, tmp_path: Path, lim
         run(tmp_path, f"max_failed_fraction={limit}", train=f"{TASKS}?n=8&doomed=99")
     assert service.trained == []
     assert iterations(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["test", "more"])
+def test_too_many_failed_episodes_of_an_evaluation_stop_the_run(
+    service: Any, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[int] = []
+    leave_out = cookbook.LeaveOut.leave_out
+
+    def counted(self: Any, *failures: Any) -> None:
+        attempts.extend(failure.attempts for failure in failures)
+        leave_out(self, *failures)
+
+    monkeypatch.setattr(cookbook.LeaveOut, "leave_out", counted)
+    doomed = f"{TASKS}?n=4&doomed=2"
+    with pytest.raises(RolloutError, match=r"of 4 episodes .*sandbox gone"):
+        run(tmp_path, "retries=0", "max_failed_fraction=0.25", **{how: doomed})
+    assert attempts == [1, 1]
+    assert service.trained == []
 
 
 def test_episodes_that_the_cookbook_loses_are_failed_ones() -> None:

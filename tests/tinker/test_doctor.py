@@ -72,6 +72,36 @@ def test_a_hook_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has none; supported is tinker >=0.38,<0.40" in line
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("seed=1", None),
+        ("model=another", "model: init has weights of m, got 'another'"),
+        ("lora_rank=4", "lora_rank: init has rank 32, got 4"),
+    ],
+)
+def test_weights_to_begin_with_are_of_the_model_and_rank_that_are_stated(
+    argument: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rest:
+        def __init__(self, base_url: str | None) -> None:
+            pass
+
+        async def get_weights_info_by_tinker_path(self, tinker_path: str) -> Any:
+            assert tinker_path == "tinker://run/weights/last"
+            return tinker.types.WeightsInfoResponse(base_model="m", is_lora=True, lora_rank=32)
+
+    monkeypatch.setattr(tinker, "RestClient", Rest)
+    name, _, value = argument.partition("=")
+    asked = config("init=tinker://run/weights/last")
+    asked = replace(asked, **{name: value if name == "model" else int(value)})
+    if message is None:
+        asyncio.run(server.check_init(asked))
+        return
+    with pytest.raises(ConfigurationError, match=message):
+        asyncio.run(server.check_init(asked))
+
+
 def test_a_hook_with_other_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tinker.TrainingClient, "forward_backward", lambda self, data: None)
     with pytest.raises(UnsupportedVersionError, match=r"_config\), but .* has \(self, data\)"):

@@ -90,6 +90,13 @@ def test_evaluation_is_recorded_under_its_name(service: Any, tmp_path: Path) -> 
     assert {p.temperature for _, p, _ in service.samples} == {0.0, 1.0}
 
 
+def test_evaluations_are_sampled_as_training_is_where_they_say_nothing(
+    service: Any, tmp_path: Path
+) -> None:
+    run(tmp_path, "eval=gem:test:Scripted-v0?n=2", "temperature=0", "top_p=0.5", "iterations=1")
+    assert {(p.temperature, p.top_p) for _, p, _ in service.samples} == {(0.0, 0.5)}
+
+
 def test_failed_episodes_are_counted_and_not_trained_on(service: Any, tmp_path: Path) -> None:
     doomed = "gem:test:Scripted-v0?seed=0&doomed=1"
     run(tmp_path, "max_failed_fraction=0.5", "iterations=2", train_on=doomed)

@@ -76,10 +76,9 @@ async def main(config: Config) -> None:
             rows, _ = batch_rows(episodes, config)
 
             # An episode is one datum: every sampled token carries its turn's advantage.
-            gradient = client.forward_backward(to_datums(rows, objective), config.loss_fn)
-            step = client.optim_step(tinker.AdamParams(learning_rate=config.lr, beta2=0.99))
-            await gradient
-            await step
+            # On some servers a step that does not wait for its gradient may overtake it.
+            await client.forward_backward(to_datums(rows, objective), config.loss_fn)
+            await client.optim_step(tinker.AdamParams(learning_rate=config.lr, beta2=0.99))
 
             metrics = episode_metrics(episodes)
             shown = ("success_rate", "return_mean", "turns_mean", "failed_episodes")

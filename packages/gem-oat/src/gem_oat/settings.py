@@ -12,6 +12,7 @@ import tyro
 from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
+from gem.errors import ConfigurationError
 from gem.estimators import estimator
 from gem.rollout import Budget
 from gem.tables import check, json_or_text, setting
@@ -149,6 +150,15 @@ class Ranges:
 
 
 _REWARDS = "rewards are the environment's"
+_UNREAD = (
+    "disable_trace_cache activation_offloading sft_sum_loss oracle_type "
+    "label_smoothing gamma_beta_ratio dpo_positive_lambda sft_weight len_reg_alpha "
+    "bt_sample preference_flip_prob num_bon bon_temperature num_ensemble enn_max_try "
+    "enn_lambda rm_lr rm_wd rm_hidden_dim rm_act_fn rm_sgd_steps rm_fixed_reg "
+    "rm_train_budget rm_backbone rm_pretrain encoding_dim r_buffer_maxlen exp_method "
+    "exp_rnd_sample exp_allow_second_best model_rollout max_model_data_ratio "
+    "burn_in_period pure_model_based"
+)
 _REASONS = {
     "asynchronous sync_params_every": "every batch is sampled by the policy that it trains",
     "max_sgd_steps buffer_clear_every": "every batch is trained on once, and as a whole",
@@ -175,7 +185,7 @@ _REASONS = {
     "input_key output_key train_split eval_split eval_input_key eval_output_key": (
         "it is about the file of --prompt_data; --gem_tasks and --gem_eval name what is played"
     ),
-    "eval_n": "an evaluation plays every task once; name more seeds in --gem_eval",
+    "eval_n": "write #samples=<n> behind a task set in --gem_eval",
     "max_eval": "n in --gem_eval says how many tasks are played",
     "eval_batch_size": "all episodes of an evaluation are played at the same time",
     "dump_all_buffer dump_replay_every": "--gem_record_dir keeps the episodes",
@@ -183,6 +193,8 @@ _REASONS = {
         "oat begins with the first batch again; --gem_resume goes on from the last checkpoint"
     ),
     "launch_type": "Launchpad's processes are the only kind that oat works with",
+    "lora_dropout": "oat sets every dropout to 0",
+    _UNREAD: "oat's PPO does not read it",
 }
 REFUSED = {name: reason for names, reason in _REASONS.items() for name in names.split()}
 """Flags of oat that must keep their defaults, and why."""
@@ -195,7 +207,8 @@ def parse(argv: Sequence[str]) -> Args:
         argv: Flags; `_` and `-` are the same in their names.
 
     Raises:
-        ConfigurationError: A flag does not go with GEM or with another; the message names it.
+        ConfigurationError: A flag does not go with GEM, with another or with the machine; the
+            message names it, or is oat's.
     """
     with warnings.catch_warnings():
         # oat has text fields whose default is none.
@@ -209,7 +222,10 @@ def parse(argv: Sequence[str]) -> Args:
     # From these two and the number of tasks oat counts the optimiser steps that its learning rate
     # is scheduled over.
     args.max_epochs = args.num_ppo_epochs * args.num_samples
-    prepared: Args = default_args_validation(args)
+    try:
+        prepared: Args = default_args_validation(args)
+    except (AssertionError, ValueError) as error:
+        raise ConfigurationError(f"oat refuses the flags: {error}") from error
     # oat stops once it has counted more episodes.
     prepared.max_queries = prepared.iterations * prepared.episodes
     return prepared

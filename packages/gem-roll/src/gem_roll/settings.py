@@ -138,7 +138,8 @@ def check_config(config: Any) -> dict[str, GemSettings]:
     refuse_values(classes, train_only, "env_manager_cls of custom_envs.")
     found = {tag: GemSettings.of(tag, envs[tag]) for tag in tags if tag not in theirs}
     shaping = (each.name for each in fields(Shaping))
-    for name in ("advantage", *shaping, "max_failed_fraction", "record_dir", "record"):
+    recorded = ("record_dir", "record", "info_metrics")
+    for name in ("advantage", *shaping, "max_failed_fraction", *recorded):
         shared = [getattr(found[tag], name) for tag in train.tags]
         why = "training environments of a run have the same"
         refuse_values({name: shared}, [(name, any(v != shared[0] for v in shared), why)], "gem.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import shutil
@@ -15,10 +16,15 @@ LATEST = "latest_ckpt_global_step.txt"
 """Has the number of the last checkpoint; SkyRL writes it when the rest of that is there."""
 STATE = "fully_async_state.pt"
 """Part of a checkpoint of the asynchronous loop, which is written after `LATEST`."""
+ASIDE = "aside_"
+"""Begins the new name of a folder that is set aside."""
 
 
 def clear_leftovers(folder: Path, *, asynchronous: bool = False) -> int | None:
-    """Let `LATEST` name the last whole checkpoint, and remove later ones.
+    """Let `LATEST` name the last whole checkpoint, and set later ones aside.
+
+    They are renamed, not removed: SkyRL's default folder is one for all runs, so they may be
+    another run's.
 
     Args:
         folder: SkyRL's `trainer.ckpt_path`.
@@ -39,8 +45,7 @@ def clear_leftovers(folder: Path, *, asynchronous: bool = False) -> int | None:
         whole = [n for n in whole if zipfile.is_zipfile(steps[n] / STATE)]
     for number, path in steps.items():
         if not whole or number > max(whole):
-            logger.warning("not a whole checkpoint, and removed: %s", path)
-            shutil.rmtree(path)
+            logger.warning("%s is not known to be whole; it is now %s", path, _set_aside(path))
     if not whole:
         latest.unlink(missing_ok=True)
         return None
@@ -68,6 +73,12 @@ def clear_published(engine: Any) -> None:
     found += [received / name for name in ("weights", "deltas", ".skyrl_weight_sync")]
     for folder in found:
         shutil.rmtree(folder, ignore_errors=not folder.exists())
+
+
+def _set_aside(path: Path) -> Path:
+    """Give a checkpoint a name that SkyRL does not take for one, and return it."""
+    names = (path.with_name(f"{ASIDE}{number}.{path.name}") for number in itertools.count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def _last(latest: Path, steps: dict[int, Path]) -> int:

@@ -49,7 +49,7 @@ REFUSED = {
     "generator.chat_template_kwargs": "GEM's are gem.template_kwargs",
     "generator.use_conversation_multi_turn": _TEMPLATE,
     "generator.use_cache_salt": "GEM always keeps the prefix caches of different weights apart",
-    "generator.eval_n_samples_per_prompt": "an evaluation plays each task once; give it more tasks",
+    "generator.eval_n_samples_per_prompt": "write #samples=<n> behind the URI of an evaluation",
     "generator.zero_reward_on_non_stop": "rewards come from the environments",
     "generator.apply_overlong_filtering": "it judges an episode by its last token",
     "generator.sampling_params.max_generate_length": _TOKENS,
@@ -119,6 +119,11 @@ def read(config: Any) -> Settings:
         raise ConfigurationError(
             f"gem.advantage={found.advantage}: {NO_VALUES}; set "
             "generator.step_wise_trajectories=false"
+        )
+    if not (found.one_row or config.generator.step_wise_trajectories):
+        raise ConfigurationError(
+            f"gem.context={found.context} with gem.thinking={found.thinking} makes a training row "
+            "of each turn; set generator.step_wise_trajectories=true"
         )
     ranks = _ranks(config)
     if not ranks or tasks * samples % ranks:

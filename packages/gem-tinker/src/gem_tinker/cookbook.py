@@ -181,6 +181,20 @@ class LeaveOut(rollout_strategy.RolloutStrategy):  # type: ignore[misc]
         return failures
 
 
+class GemEvaluator(metric_util.RLTestSetEvaluator):  # type: ignore[misc]
+    """The cookbook's evaluator, whose `LeaveOut` counts the failures of one evaluation."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate.
+
+        Raises:
+            gem.errors.RolloutError: Too many episodes failed.
+        """
+        self.strategy.failures.clear()
+        metrics: dict[str, float] = await super().__call__(*args, **kwargs)
+        return metrics
+
+
 def _played(found: rl.Trajectory, episode: Trajectory) -> Played:
     """Join what the cookbook knows of an episode, the log-probabilities, to what GEM knows.
 
@@ -272,16 +286,24 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
         tasks = parse_tasks(uri)
         return GemDataset(tasks, chz.replace(self, groups_per_batch=len(tasks), group_size=1))
 
-    def evaluator(self, uri: str, name: str, retries: int = 1) -> metric_util.RLTestSetEvaluator:
+    def evaluator(
+        self,
+        uri: str,
+        name: str,
+        retries: int = 1,
+        limit: float = settings.Settings.max_failed_fraction,
+    ) -> GemEvaluator:
         """Return what evaluates on a task set.
 
         Args:
             uri: `gem:<environment id>?n=<episodes>&seed=...`
             name: Prefix of its metrics.
             retries: Further attempts after an environment failed.
+            limit: Largest share of failed episodes.
         """
-        tasks, strategy = self.test_set(uri), LeaveOut(retries)
-        return metric_util.RLTestSetEvaluator(tasks, self.turn_tokens, name=name, strategy=strategy)
+        tasks = self.test_set(uri)
+        strategy = LeaveOut(retries, len(tasks.tasks), limit)
+        return GemEvaluator(tasks, self.turn_tokens, name=name, strategy=strategy)
 
     def episode(self, task: Task, group: int) -> Episode:
         """Return an episode that has not begun."""
@@ -306,7 +328,7 @@ class GemEvaluatorBuilder:
     name: str
     """Prefix of its metrics."""
 
-    def __call__(self) -> metric_util.RLTestSetEvaluator:
+    def __call__(self) -> GemEvaluator:
         """Return the evaluator."""
         return self.dataset.evaluator(self.tasks, self.name)
 

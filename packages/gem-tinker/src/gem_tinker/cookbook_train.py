@@ -20,7 +20,7 @@ from functools import partial, partialmethod
 from typing import Any
 
 # First: without the cookbook its message says how to install it.
-from gem_tinker.cookbook import GemDatasetBuilder, LeaveOut  # isort: split
+from gem_tinker.cookbook import GemDatasetBuilder, GemEvaluatorBuilder, LeaveOut  # isort: split
 
 import chz
 import tinker
@@ -47,7 +47,12 @@ SEAMS = seams.calls(
         "kl_reference_client, kl_penalty_coef, kl_discount_factor",
     },
 )
-"""What is called in the cookbook; `Batches` takes the place of all but the first."""
+"""What is called in the cookbook's loop; `Batches` takes the place of all but the first."""
+SEAMS += seams.calls("tinker_cookbook.rl.rollouts", {"do_single_rollout": "policy, env"})
+SEAMS += seams.calls(
+    "tinker_cookbook.rl.metric_util",
+    {"RLTestSetEvaluator": "dataset, max_tokens, *, name, strategy"},
+)
 
 
 @chz.chz
@@ -180,10 +185,17 @@ async def main(config: Config) -> None:
     batches = Batches(
         direct, Objective(direct.loss_aggregation, await probe(direct), direct.response_tokens)
     )
-    builder, evaluators = config.dataset_builder, list(config.evaluator_builders)
+    builder = config.dataset_builder
+    failing: dict[str, Any] = {"retries": config.retries, "limit": config.max_failed_fraction}
+    evaluators = [
+        partial(each.dataset.evaluator, each.tasks, each.name, **failing)
+        if isinstance(each, GemEvaluatorBuilder)
+        else each
+        for each in config.evaluator_builders
+    ]
     if builder.test is not None:
         # Not by the cookbook: it would count failed episodes of the test set with the batch's.
-        evaluators.append(partial(builder.evaluator, builder.test, "test", config.retries))
+        evaluators.append(partial(builder.evaluator, builder.test, "test", **failing))
     # The adapter of a direct run, on attention and MLP projections.
     made = tinker.ServiceClient.create_lora_training_client
     adapter = partialmethod(made, train_unembed=False)

@@ -20,14 +20,17 @@ SEAMS = calls(
         "train_unembed",
         "ServiceClient.create_training_client_from_state": "self, path",
         "ServiceClient.create_training_client_from_state_with_optimizer": "self, path",
+        "RestClient.get_server_capabilities": "self",
+        "RestClient.get_weights_info_by_tinker_path": "self, tinker_path",
         "TrainingClient.forward_backward": "self, data, loss_fn, loss_fn_config",
+        "TrainingClient.get_tokenizer": "self",
         "TrainingClient.optim_step": "self, optim_params",
         "TrainingClient.save_state": "self, name",
         "TrainingClient.save_weights_and_get_sampling_client": "self, *, record_stability_info",
         "SamplingClient.sample": "self, *, prompt, num_samples, sampling_params",
     },
-)
-"""Methods of the SDK that are called, with the parameters that are given."""
+) + calls("tinker.lib.base_url", {"resolve_base_url": "base_url"})
+"""What is called of the SDK, with the parameters that are given."""
 
 
 check_hooks = partial(check_seams, TRAINER, SEAMS)

@@ -57,6 +57,11 @@ def _compile(run: Run) -> Launch:
     return Launch.of(run.spec, argv, platform, state=[CHECKPOINTS], passes=passes)
 
 
+def _seeds(run: Run) -> dict[str, Any]:
+    seed, drawn = run.spec.seed, run.spec.policy.lora_init is None
+    return {"seed": seed, **({"lora_seed": seed} if drawn else {})}
+
+
 def _evaluations(run: Run) -> dict[str, Any]:
     texts = [source.text for source in run.spec.evaluations]
     return {"eval": " ".join(texts), "eval_every": run.spec.eval_every}
@@ -104,7 +109,7 @@ TABLE = Table(
         **entries.evaluations(Computed(_evaluations, "eval, eval_every")),
         "eval.min_p": Fixed(0.0, NO_MIN_P),
         "name": Elsewhere("in run.json"),
-        "seed": (Copied(("seed", "lora_seed")), entries.seeds()),
+        "seed": (Computed(_seeds, "seed, lora_seed"), entries.seeds()),
         "policy.lora_rank": (
             Copied("lora_rank"),
             Refused(

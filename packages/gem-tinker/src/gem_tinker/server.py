@@ -1,6 +1,7 @@
 """A Tinker server: what can it do, asked before anything is played, and how it is asked.
 
 - `probe`: does it have the model and the loss, and how does it add the loss up?
+- `check_init`: are the weights to begin with what the settings say?
 - `reach`, `models`: is it there, does it accept the key?
 - `new_adapter`, `update`, `answer`, `unanswered`: what a run asks of the SDK's training client.
 """
@@ -104,6 +105,26 @@ async def models(base_url: str | None, timeout_s: float) -> dict[str, int | None
     with _explained(resolve_base_url(base_url), "name its models"):
         found = await asyncio.wait_for(client.get_server_capabilities(), timeout_s)
     return {str(model.model_name): model.max_context_length for model in found.supported_models}
+
+
+async def check_init(config: Config) -> None:
+    """Make sure that `init`, if there is one, has weights of `model` with `lora_rank`.
+
+    Raises:
+        ConfigurationError: It has others, or the server does not know it.
+        UnreachableError: The server does not answer.
+    """
+    if config.init is None:
+        return
+    client = tinker.RestClient(base_url=config.base_url)
+    with _explained(resolve_base_url(config.base_url), f"say what init={config.init} is"):
+        found = await answer(client.get_weights_info_by_tinker_path(config.init), config)
+    model, rank = found.base_model, found.lora_rank
+    refusals = (
+        ("model", model != config.model, f"init has weights of {model}"),
+        ("lora_rank", rank not in (None, config.lora_rank), f"init has rank {rank}"),
+    )
+    settings.refuse_values(vars(config), refusals)
 
 
 def judge(norms: list[float]) -> str:

@@ -31,6 +31,7 @@ FREE += ("restarts", "executor", "retries", "sample_retries", "request_timeout_s
 NO_CRITIC = "a Tinker server has no value head for a critic"
 NO_MIN_P = "a Tinker server's sampler has no min_p"
 TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
+UNCLIPPED = "loss_fn=importance_sampling clips nothing"
 """Why settings are refused."""
 
 
@@ -51,17 +52,18 @@ class Config(settings.Settings, Schedule, Filtering):
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     response_tokens: int = setting("most tokens appended to a fresh prompt", 4096, least=1)
     temperature: float = setting("1, or 0 for greedy: the losses know no other", 1.0, least=0)
-    top_p: float = setting("nucleus mass", 1.0, above=0)
-    top_k: int = setting("number of candidates; -1 is all, 1 is greedy", -1)
+    top_p: float = setting("nucleus mass", 1.0, above=0, most=1)
+    top_k: int = setting("number of candidates; -1 is all, 1 is greedy", -1, least=1, special=-1)
     lora_rank: int = setting("rank of the adapter", 32, least=1)
     lora_seed: int = setting("seed of the initial adapter", 0)
     init: str | None = setting("`tinker://` path of weights to begin with instead", None)
+    """They are of `model` and have `lora_rank`."""
     advantage: str = setting(
         "name of an estimator that needs no critic",
         "rebn",
         check=partial(settings.check_offered, no_critic=NO_CRITIC),
     )
-    gamma: float = setting("discount per turn", 1.0)
+    gamma: float = setting("discount per turn", 1.0, least=0, most=1)
     loss_fn: str = setting("the server's loss; `ppo` is the clipped one", "ppo", choices=LOSSES)
     clip: float = setting("clip range of the probability ratio below 1", 0.2, above=0)
     clip_high: float | None = setting(
@@ -71,10 +73,10 @@ class Config(settings.Settings, Schedule, Filtering):
     epochs: int = setting("passes over a batch", 1, least=1)
     minibatches: int = setting("updates of a pass", 1, least=1)
     lr: float = setting("learning rate", 1e-4, above=0)
-    beta1: float = setting("decay of the first moment", 0.9)
-    beta2: float = setting("decay of the second moment", 0.95)
+    beta1: float = setting("decay of the first moment", 0.9, least=0, below=1)
+    beta2: float = setting("decay of the second moment", 0.95, least=0, below=1)
     eps: float = setting("denominator offset", 1e-8, above=0)
-    weight_decay: float = setting("decoupled weight decay", 0.0)
+    weight_decay: float = setting("decoupled weight decay", 0.0, least=0)
     grad_clip: float = setting("largest gradient norm; 0 does not clip", 0.0, least=0)
     server: str = setting("how the server adds up its loss", "auto", choices=SERVERS)
     """`auto` finds out, with a training client of its own; see `gem_tinker.advantage.Objective`."""
@@ -86,14 +88,24 @@ class Config(settings.Settings, Schedule, Filtering):
     """By one from the last checkpoint, or by a new one that begins again where there is none."""
     sample_retries: int = setting("further attempts at a turn, besides the SDK's own", 3, least=0)
     request_timeout_s: float = setting("longest wait for an answer in seconds", 1800.0, above=0)
-    logprob_tolerance: float | None = setting("largest difference of log-probabilities", None)
+    logprob_tolerance: float | None = setting(
+        "largest difference of log-probabilities", None, least=0
+    )
     """Stop if sampler and trainer disagree by more on a token: stale weights."""
 
     def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is wrong or values do not fit together."""
         super().check(prefix)
         episodes = self.tasks * self.group_size
+        free, begun = self.loss_fn == "importance_sampling", self.init is not None
         found = (
+            ("clip", free and self.clip != Config.clip, UNCLIPPED),
+            ("clip_high", free and self.clip_high is not None, UNCLIPPED),
+            (
+                "lora_seed",
+                begun and self.lora_seed != Config.lora_seed,
+                "init is not drawn from it",
+            ),
             ("temperature", self.temperature not in (0, 1), f"{TEMPERATURE}; 0 is greedy"),
             ("minibatches", self.minibatches > episodes, f"a batch has {episodes} episodes"),
             (

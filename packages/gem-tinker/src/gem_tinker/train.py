@@ -28,7 +28,7 @@ from gem.trajectory import Trajectory
 from gem_tinker import TRAINER, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
 from gem_tinker.rollout import Sampling, play_batch
-from gem_tinker.server import answer, new_adapter, probe, unanswered, update
+from gem_tinker.server import answer, check_init, new_adapter, probe, unanswered, update
 from gem_tinker.settings import FREE, Config, read
 from gem_train import batches, sampling, settings
 from gem_train.checkpoints import Checkpoint, Checkpoints
@@ -36,7 +36,6 @@ from gem_train.ending import to_the_end
 from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.filtering import filtered
 from gem_train.experiment.metrics import show, update_metrics
-from gem_train.experiment.tasksets import EvalSampling
 from gem_train.recording import Report, RunRecording
 
 
@@ -58,6 +57,8 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
     about = TRAINER.about(config=asdict(config))
     folder = config.record_dir
     checkpoints = Checkpoints(folder)
+    if checkpoints.last is None:
+        await check_init(config)
     with tinker.ServiceClient(base_url=config.base_url) as service:
 
         async def attempt() -> None:
@@ -184,7 +185,7 @@ class Run:
 
     async def _evaluate(self, iteration: int, sampler: Any) -> None:
         for source in self.config.sources():
-            how = source.sampling or EvalSampling()
+            how = source.sampling or self.config
             drawn = Sampling(how.temperature, how.top_p, how.top_k)
             # Episodes of a task differ in their places, which their seeds are made of.
             episodes, times = await self._play(iteration, sampler, source.plays, drawn, 1)
