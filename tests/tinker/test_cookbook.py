@@ -174,12 +174,21 @@ def test_an_evaluator_plays_its_own_tasks_and_leaves_failed_ones_out(tokenizer: 
     dataset = GemDatasetBuilder(
         model_name="m", train="gem:test:Scripted-v0?n=16", turn_tokens=12, turns=2
     )
-    evaluator = cookbook.GemEvaluatorBuilder(
-        dataset=dataset, tasks="gem:test:Scripted-v0?n=4&seed=0&doomed=1", name="letters"
-    )()
+    tasks = "gem:test:Scripted-v0?n=4&seed=0&doomed=1"
+    evaluator = dataset.evaluator(tasks, "letters", limit=0.3)
     found = asyncio.run(evaluator.eval_token_completer(Policy(tokenizer, "end")))
     assert found["letters/env/all/total_episodes"] == 3
     assert found["letters/env/all/reward/total"] == 1.0
+
+
+def test_an_evaluation_of_which_too_much_fails_stops(tokenizer: Any) -> None:
+    dataset = GemDatasetBuilder(
+        model_name="m", train="gem:test:Scripted-v0?n=16", turn_tokens=12, turns=2
+    )
+    tasks = "gem:test:Scripted-v0?n=4&seed=0&doomed=1"
+    evaluator = cookbook.GemEvaluatorBuilder(dataset=dataset, tasks=tasks, name="letters")()
+    with pytest.raises(RolloutError, match="1 of 4 episodes"):
+        asyncio.run(evaluator.eval_token_completer(Policy(tokenizer, "end")))
 
 
 ARGUMENTS = [
