@@ -18,7 +18,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pages
-import tomllib
 
 from gem.errors import ConfigurationError
 from gem_train.experiment.hardware import Hardware
@@ -28,6 +27,9 @@ from gem_train.table import Departs, Fixed, Ignored, Refused, Table, Way
 PACKAGES = Path(__file__).parents[1] / "packages"
 RECIPES = PACKAGES.parent / "recipes" / "papers"
 TESTS = PACKAGES.parent / "tests"
+sys.path.append(str(TESTS / "shared"))
+from readers import Readers  # noqa: E402
+
 TITLES = {
     "oat": "oat",
     "openrlhf": "OpenRLHF",
@@ -77,10 +79,10 @@ def _refused_settings(name: str) -> Sequence[str]:
     """Return the trainer's own settings that are refused, as the adapter's tests try them."""
     lines = []
     for path in sorted((TESTS / name).glob("readers*.toml")):
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = Readers.load(path)
         lines += [
             "",
-            f"## Settings of {table['about']} that are refused",
+            f"## Settings of {table.about} that are refused",
             "",
             "Each would have no effect with GEM, another one than it says, or one that nobody has "
             "tried. The error says why. The adapter's tests try each of these values.",
@@ -88,16 +90,15 @@ def _refused_settings(name: str) -> Sequence[str]:
             "| setting | refused, for example | together with |",
             "|---|---|---|",
         ]
-        for key, value in table["refused"].items():
-            plain = not isinstance(value, dict)
-            given = {"value": value} if plain else value
-            beside = [f"`{k}={_value(v)}`" for k, v in given.get("beside", {}).items()]
-            lines.append(f"| `{key}` | `{_value(given['value'])}` | {', '.join(beside)} |")
+        for each in table.refused:
+            beside = [f"`{key}={_value(value)}`" for key, value in each.beside.items()]
+            lines.append(f"| `{each.key}` | `{_value(each.value)}` | {', '.join(beside)} |")
     return lines
 
 
 def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value).replace("|", "\\|")
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.replace("|", "\\|")
 
 
 def _how(way: Way) -> str:

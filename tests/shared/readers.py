@@ -36,6 +36,8 @@ class Refused:
 class Readers:
     """The table of an adapter, `readers.toml` beside its tests."""
 
+    about: str
+    """Whose settings they are, and of which version."""
     read: Mapping[str, str]
     """Kind of each setting; `section.*` is all of a section."""
     refused: tuple[Refused, ...]
@@ -44,7 +46,7 @@ class Readers:
     def load(cls, path: Path) -> Readers:
         """Read a table; a setting that is in it twice is an error."""
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-        assert set(found) <= {"about", *KINDS, REFUSED}, sorted(found)
+        assert found.keys() <= {"about", *KINDS, REFUSED}, sorted(found)
         entries = [(key, kind) for kind in KINDS for key in found.get(kind, ())]
         refused = []
         for key, value in found.get(REFUSED, {}).items():
@@ -54,7 +56,7 @@ class Readers:
             entries.append((key, REFUSED))
         names = [key for key, _ in entries]
         assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
-        return cls(dict(entries), tuple(refused))
+        return cls(found["about"], dict(entries), tuple(refused))
 
     def check(self, keys: Iterable[str]) -> None:
         """Fail unless each of a trainer's settings has one entry, and each entry a setting."""

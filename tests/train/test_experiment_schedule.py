@@ -59,7 +59,7 @@ SPEC = {
         ("optimizer", {"warmup": 4}, r"optimizer\.warmup must be below .* run, 4, got 4"),
         ("optimizer", {"min_lr_ratio": 0.1}, r"optimizer\.min_lr_ratio: means nothing"),
         ("algorithm", {"dual_clip": 1.2}, r"algorithm\.dual_clip must be above .* 1\.2, got 1\.2"),
-        ("algorithm", {"dual_clip": 3.0, "loss": "cispo"}, r"algorithm\.dual_clip: is of"),
+        ("algorithm", {"dual_clip": 3.0, "loss": "cispo"}, r"algorithm\.dual_clip: means nothing"),
         (
             "training",
             {"extra_batches": 1},

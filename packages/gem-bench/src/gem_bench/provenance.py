@@ -11,9 +11,12 @@ from typing import Any
 
 from gem.json_lines import parse_as
 
-_GEM = "core bench box cpu judge math sandbox tau train verifiers vision"
-"""Of these a run may be made, whatever the trainer; some decide rewards."""
-_PACKAGES = (*(f"gem-{n}" for n in _GEM.split()), "torch", "transformers", "vllm", "ray", "numpy")
+_PACKAGES = (
+    *("gem-core", "gem-train", "gem-bench", "gem-cpu"),
+    # These may decide rewards.
+    *("gem-box", "gem-judge", "gem-math", "gem-sandbox", "gem-tau", "gem-verifiers", "gem-vision"),
+    *("torch", "transformers", "vllm", "ray", "numpy"),
+)
 _ASK = """
 import importlib.metadata as m, json, platform, re, sys
 adapter, *names = sys.argv[1:]

@@ -162,7 +162,7 @@ def _report(argv: Sequence[str]) -> int:
     parser.set_defaults(format=None, max_failed=None, episodes=None)
     args = parser.parse_args(argv)
     if args.out is not None:
-        _refuse(args, ("format", "max_failed"), "is of what is printed, not of the page of --out")
+        _refuse(args, ("format", "max_failed"), "changes what is printed; with --out nothing is")
     else:
         _refuse(args, ("episodes", "tokenizer"), "is of the page of --out FILE")
     if args.format != JUNIT:

@@ -19,13 +19,14 @@ from gem_eval.judges import judges
 from gem_eval.matches import Result, Side, play_matches
 from gem_eval.models import (
     LOCAL,
+    OF_LOCAL,
+    OF_SERVERS,
     OPENAI,
     RUN,
     add_options,
     choose,
     given_options,
     model_options,
-    without,
 )
 from gem_eval.ratings import PRIOR, RESAMPLES, Rating, Score, rate
 from gem_eval.runner import Limits
@@ -216,11 +217,15 @@ def _side(name: str, args: argparse.Namespace) -> Side:
     served = name.startswith(OPENAI)
     model, at, url = name.partition("@") if served else (name, "", "")
     # What another player needs has no meaning here; what none needs is refused by `choose`.
-    others = {each.startswith(OPENAI) for each in args.players if each.startswith(_MODELS)}
-    options = without(
-        args, servers=not served and len(others) > 1, local=served and len(others) > 1
-    )
-    given = {**vars(options), "model": model, "samples": 1, **({"url": url} if at else {})}
+    kinds = {each.startswith(OPENAI) for each in args.players if each.startswith(_MODELS)}
+    foreign = () if len(kinds) == 1 else OF_LOCAL if served else OF_SERVERS
+    given = {
+        **vars(args),
+        **{name: model_options()[name] for name in foreign},
+        "model": model,
+        "samples": 1,
+        **({"url": url} if at else {}),
+    }
     return choose(argparse.Namespace(**given))
 
 

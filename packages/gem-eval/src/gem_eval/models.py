@@ -42,8 +42,8 @@ _SILENT = "noop"
 _OPENAI_URL = "https://api.openai.com/v1"
 _VLLM_WITH_IDS = (0, 10, 2)
 _OF_TOKENS = ("context", "thinking", "template", "tokenizer", "context_tokens")
-_OF_SERVERS = ("url", "tier", "tokenizer", "key_env", "call_retries", "timeout_s")
-_OF_LOCAL = ("dtype",)
+OF_SERVERS = ("url", "tier", "tokenizer", "key_env", "call_retries", "timeout_s")
+OF_LOCAL = ("dtype",)
 _OF_COSTS = ("price", "max_cost", "max_tokens_total")
 _RESERVED = ("model", "messages", "stream", "n")
 """Fields of a request that nobody else sets."""
@@ -107,19 +107,6 @@ def given_options(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
     ]
 
 
-def without(args: argparse.Namespace, *, servers: bool, local: bool) -> argparse.Namespace:
-    """Return the options of one of several models, without those that are of others only.
-
-    Args:
-        args: The options of all.
-        servers: Whether to leave out what is of servers.
-        local: Whether to leave out what is of models in this process.
-    """
-    usual = model_options()
-    names = (_OF_SERVERS if servers else ()) + (_OF_LOCAL if local else ())
-    return argparse.Namespace(**{**vars(args), **{name: usual[name] for name in names}})
-
-
 def model_options() -> dict[str, Any]:
     """Return the options of models with their defaults."""
     known = argparse.ArgumentParser(add_help=False)
@@ -171,7 +158,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _served(args: argparse.Namespace) -> Model:
-    _refuse(args, _OF_LOCAL, f"is of models in this process ({LOCAL}, {RUN}), not of servers")
+    _refuse(args, OF_LOCAL, f"is of models in this process ({LOCAL}, {RUN}), not of servers")
     key = os.environ.get(args.key_env)
     if key is None and args.url is None:
         raise ConfigurationError(
@@ -258,7 +245,7 @@ def _local(args: argparse.Namespace) -> Model:
     from gem_eval.local import SAMPLING, context_tokens, load, local_model, own_chat_format
 
     scheme, _, name = args.model.partition(":")
-    _refuse(args, _OF_SERVERS, f"is of servers, not of {scheme}:")
+    _refuse(args, OF_SERVERS, f"is of servers, not of {scheme}:")
     params = _params(args.param)
     _refuse_params(params, _RESERVED_OF_TOKENS)
     trained = (

@@ -379,11 +379,6 @@ class RunSpec:
             raise ConfigurationError(
                 f"algorithm.dual_clip must be above 1 + clip_high = {highest:g}, got {most!r}"
             )
-        if most is not None and algorithm.loss != "ppo":
-            raise ConfigurationError(
-                f"algorithm.dual_clip: is of the loss 'ppo', not of {algorithm.loss!r}; leave it "
-                f"out, got {most!r}"
-            )
         self._check_bounds()
         self._check_phases()
         steps = self.training.iterations * self.steps
@@ -436,6 +431,7 @@ class RunSpec:
             "policy.lora_init": adapters,
             "algorithm.clip": clips,
             "algorithm.clip_high": clips,
+            "algorithm.dual_clip": (algorithm.loss == "ppo", f"to the loss {algorithm.loss!r}"),
             "algorithm.group_std": (by_group, f"to the advantage {algorithm.advantage!r}"),
             "algorithm.kl_estimator": penalty,
             "algorithm.kl_in": penalty,
