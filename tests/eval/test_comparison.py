@@ -183,7 +183,7 @@ def test_an_environment_that_did_not_begin_is_missing(
     ("words", "message"),
     [
         (("gate", "--min", "0.5", "--max-drop", "0.1"), "--max-drop is of --against"),
-        (("report", "--out", "x.html", "--format", "junit"), "--format is of what is printed"),
+        (("report", "--out", "x.html", "--format", "junit"), "--format changes what is printed"),
         (("report", "--max-failed", "0.2"), "--max-failed is of --format junit"),
         (("report", "--episodes", "3"), "--episodes is of the page of --out"),
         (("export", "--format", "atif", "--reasoning"), "--reasoning is of jsonl, parquet"),
