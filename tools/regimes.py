@@ -19,6 +19,8 @@ from pathlib import Path
 
 from rates import arguments, best, over_rates, picture, text
 
+from gem_bench.plot import plot
+from gem_bench.series import TRAIN, load_runs
 from gem_bench.stats import Estimate, difference_of_runs, rate_over_runs
 from gem_bench.sweep import Planned, read
 from gem_train.record import RUN, read_run
@@ -278,6 +280,17 @@ def forest(table: Mapping[str, Mapping[str, tuple[float, Mapping[int, Score]]]])
     return picture("Estimators less REINFORCE by regime", left + width + 20, bottom + 50, out)
 
 
+def curves(root: Path, planned: Iterable[Planned]) -> str:
+    """Return learning curves of ReBN and of the control, a panel for each regime with both."""
+    shown = [run for run in planned if run.spec.name in CONTROLLED]
+    folders = [
+        root / run.name for run in shown if run.spec.algorithm.advantage in ("rebn", "control")
+    ]
+    splits = (TRAIN, "eval:greedy", "eval:held-out")
+    groups = load_runs(folders)
+    return plot(groups, metrics=["success_rate"], window=5, panels="name", splits=splits)
+
+
 def areas(found: Scores) -> dict[str, dict[str, dict[float, list[float]]]]:
     """Return the area of every seed by regime, estimator and learning rate."""
     panels: dict[str, dict[str, dict[float, list[float]]]] = defaultdict(dict)
@@ -301,11 +314,13 @@ def main(root: Path, command: str | None) -> int:
             )
         REGIMES.write_text(sweep_file(tried), encoding="utf-8")
         return 0
-    (root / "rates.svg").write_text(over_rates(areas(tried), ESTIMATORS), encoding="utf-8")
-    every = scores(root, read([REGIMES]))
+    (root / "regimes-rates.svg").write_text(over_rates(areas(tried), ESTIMATORS), encoding="utf-8")
+    planned = read([REGIMES])
+    every = scores(root, planned)
     control = {key: v for key, v in every.items() if key[1] == "control"}
     table = rows({key: v for key, v in every.items() if key[1] in ESTIMATORS})
     (root / "regimes.svg").write_text(forest(table), encoding="utf-8")
+    (root / "regimes-curves.svg").write_text(curves(root, planned), encoding="utf-8")
     sections = [compared(table), answers(table), answers(rows(control)), updates(table)]
     (root / "regimes.md").write_text("\n\n".join(map("\n".join, sections)), encoding="utf-8")
     return 0
