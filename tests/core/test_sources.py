@@ -116,6 +116,23 @@ def test_a_csv_row_of_another_width_is_named(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize("text", ['a,b\n5" pipe,3\nlost,4\n6" pipe,5\n', "a,b\n1,2\rlost,4\n"])
+def test_rows_of_a_csv_file_are_not_lost_in_a_neighbour(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode())
+    with pytest.raises(DataError, match=r"row 0: .* begins more than one row"):
+        all_rows(load(path))
+
+
+def test_a_csv_field_that_is_too_long_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"a,b\n1,2\n{'x' * 200_000},4\n", encoding="utf-8")
+    table = load(path)
+    assert table.row(0) == {"a": "1", "b": "2"}
+    with pytest.raises(DataError, match=r"a\.csv, row 1: field larger than field limit"):
+        table.row(1)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_a_source_without_rows_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("" if name == "a.jsonl" else "a,b\n", encoding="utf-8")

@@ -212,7 +212,17 @@ class _Csv(_Lines):
             raise DataError(f"{self.name}, row {len(self._starts) - 1}: a quote is never closed")
 
     def _fields(self, index: int) -> list[str]:
-        return next(csv.reader(io.StringIO(self._text(index), newline="")))
+        try:
+            lines = csv.reader(io.StringIO(self._text(index), newline=""))
+            fields, *more = [line for line in lines if line]
+        except csv.Error as error:
+            raise DataError(f"{self.name}, row {index}: {error}") from None
+        if more:
+            raise DataError(
+                f"{self.name}, row {index}: {fields[0]!r:.80} begins more than one row: put fields "
+                'with a quote or a line break between quotes, and write a quote in them as ""'
+            )
+        return fields
 
     def row(self, index: int) -> Row:
         fields = self._fields(index)
