@@ -104,6 +104,14 @@ def test_a_failing_server_is_asked_again(wiki: FakeWiki, kind: str, status: int)
 
 
 @SERVERS
+def test_an_answer_whose_connection_breaks_is_asked_for_again(wiki: FakeWiki, kind: str) -> None:
+    wiki.torn = 2
+    page = served(wiki, kind).backend.page("Delta")
+    assert page == Page("Delta", "Delta is a page.", tuple(WIKI["Delta"]))
+    assert len(set(wiki.asked[:3])) == 1
+
+
+@SERVERS
 def test_a_server_that_keeps_failing_is_an_infrastructure_error(wiki: FakeWiki, kind: str) -> None:
     wiki.failures = 100
     with pytest.raises(UnreachableError, match=rf"{wiki.url}.* does not answer: .*503.*'graph'"):
