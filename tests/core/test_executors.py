@@ -675,12 +675,13 @@ def test_any_episode_of_a_series_begins_at_once(mode: str, episode: int) -> None
     [
         ("test:No-v0", {}, UnknownEnvError, "test:No-v0"),
         (EASY, {"size": 3}, UnknownParameterError, "'size'"),
-        (TROUBLE, {"folder": object()}, ConfigurationError, "params of .* cannot be sent"),
+        (TROUBLE, {"folder": object()}, ConfigurationError, r"cannot be sent .* params\.folder"),
+        (TROUBLE, {"folder": {1: 2}}, ConfigurationError, "cannot be sent .* has the key 1"),
         (
             TROUBLE,
             {"wrappers": [lambda env: env]},
             ConfigurationError,
-            "wrappers of .*module:Class",
+            r"cannot be sent .* wrappers\[0\] .*module:Class",
         ),
         (TROUBLE, {"num_workers": 0}, ConfigurationError, "unknown executor 'process:0'"),
     ],
@@ -690,6 +691,24 @@ def test_what_cannot_be_made_elsewhere_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         vectors("process", env_id, **arguments)
+
+
+def test_an_id_stands_for_what_it_was_registered_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
+    monkeypatch.setattr("gem.registry._registered_by_hand", set(gem.registry._registered_by_hand))
+    game = "gem.envs.games.guess_the_number:GuessTheNumber"
+    executor = ProcessExecutor(1)
+    try:
+        # A worker knows the id, as something else, from the beginning or from the vector before.
+        for turns in (3, 5):
+            with pytest.warns(UserWarning, match="registered again"):
+                gem.register(EASY, game, max_turns=turns)
+            vector = AsyncVectorEnv([Recipe(EASY)], executor)
+            (observation,), _ = vector.reset(seed=0)
+            assert f"within {turns} turns" in observation
+            assert observation == make_vec(EASY, seed=0).reset(seed=0)[0][0]
+    finally:
+        executor.close()
 
 
 @pytest.mark.parametrize(
@@ -773,6 +792,8 @@ def test_wrong_options_and_seeds_are_refused(vectors: Callable[..., Any]) -> Non
     vector = vectors("process", num_workers=1)
     with pytest.raises(ConfigurationError, match="an option of reset cannot leave this process"):
         vector.reset(folder=object())
+    with pytest.raises(ConfigurationError, match="leave this process: options.level has the key 1"):
+        vector.reset(level={1: 2})
     with pytest.raises(ConfigurationError, match="seed must be an integer"):
         vector.reset(seed=["a"])
     assert vector.reset(seed=[np.int64(3)], level=2)[1][0]["level"] == 2
