@@ -205,6 +205,26 @@ def test_a_file_is_loaded_once_until_it_changes(tmp_path: Path) -> None:
     assert len(load(path)) == 3
 
 
+def test_a_relative_folder_is_that_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for number, name in enumerate(("one", "two")):
+        (tmp_path / name / "rows").mkdir(parents=True)
+        jsonl(tmp_path / name / "rows" / "train.jsonl", [ROWS[number]])
+        monkeypatch.chdir(tmp_path / name)
+        assert all_rows(load("hub:rows")) == [ROWS[number]]
+
+
+def test_a_frame_that_has_grown_has_its_new_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([{"a": 1}])
+    assert len(load(frame)) == 1
+    frame.loc[1] = [2]
+    assert all_rows(load(frame)) == [{"a": 1}, {"a": 2}]
+
+
 def test_text_files_are_mapped_not_read(tmp_path: Path) -> None:
     # 64 MB of rows must not become 64 MB of this process.
     row = json.dumps({"problem": "x" * (1 << 16)}) + "\n"
