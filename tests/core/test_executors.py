@@ -475,6 +475,20 @@ def test_a_forked_process_starts_workers_of_its_own() -> None:
     assert done.returncode == 0
 
 
+def test_a_forked_process_goes_on_with_the_episodes_of_its_parent() -> None:
+    code = (
+        "import os, signal\nfrom gem.vector import make_vec\n"
+        f"vector = make_vec({EASY!r}, num_envs=2, vectorization_mode='process', num_workers=1)\n"
+        "vector.reset(seed=3)\nvector.step(['\\\\boxed{3}'] * 2)\n"
+        "reading, writing = os.pipe()\nchild = os.fork()\nsignal.alarm(60)\n"
+        "seen = repr(vector.step(['\\\\boxed{5}'] * 2)[0]).encode()\nvector.close()\n"
+        "if child: assert os.read(reading, 4096) == seen and os.waitpid(child, 0)[1] == 0\n"
+        "else: os.write(writing, seen)\nos._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, check=False)
+    assert done.returncode == 0
+
+
 def test_what_reads_standard_input_takes_nothing_from_its_neighbours(
     vectors: Callable[..., Any],
 ) -> None:
