@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -394,6 +394,29 @@ def test_a_fault_anywhere_is_reported_never_raised() -> None:
 
     report = check_env(cannot_be_made)
     assert failures(report) == {"startup": "OSError: no disk"}
+
+
+class Holding(GuessTheNumber):
+    """Holds something from its reset on."""
+
+    held: ClassVar[list[int]] = []
+    most: ClassVar[int] = 0
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        if id(self) not in self.held:
+            self.held.append(id(self))
+        Holding.most = max(Holding.most, len(self.held))
+        return super().reset(seed, **options)
+
+    def close(self) -> None:
+        if id(self) in self.held:
+            self.held.remove(id(self))
+
+
+def test_environments_are_closed_after_each_check() -> None:
+    assert check_env(Holding, episodes=4, cpu_s=0.1).results
+    assert Holding.held == []
+    assert Holding.most <= 16
 
 
 def test_misuse_of_the_checker_is_raised() -> None:

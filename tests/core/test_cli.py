@@ -231,6 +231,24 @@ def test_a_failed_check_is_the_exit_status(
     assert json.loads(file.read_text())["verdict"] == "fail"
 
 
+def test_a_check_that_could_not_run_is_none_that_passed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def lacks(*, seed: int | None = None) -> Any:
+        raise gem.errors.MissingExtraError("pip install 'gem-core[math]'")
+
+    gem.list_envs()
+    monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
+    gem.register("test:Lacks-v0", lacks)
+    file = tmp_path / "report.json"
+    status, out, err = run("check", "test:Lacks-v0", "--json", str(file), capsys=capsys)
+    assert (status, err) == (1, "")
+    assert "test:Lacks-v0: not run: MissingExtraError: pip install" in out
+    assert json.loads(file.read_text())["verdict"] == "fail"
+    fast = ("--episodes", "4", "--only", "contract")
+    assert run("check", "test:Lacks-v0", EASY, *fast, capsys=capsys)[0] == 0
+
+
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """The record of a run: a won episode, one cut by a budget, one that infrastructure ended."""

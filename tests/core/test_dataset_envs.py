@@ -247,6 +247,15 @@ def test_steps_need_a_running_episode_and_text() -> None:
     assert env.render().startswith(f"QaEnv, item {env.index}\nQuestion {env.index}?")
 
 
+def test_after_a_reset_that_fails_no_episode_runs() -> None:
+    env = QaEnv([*ROWS, {"problem": 3, "answer": "x"}])
+    env.reset(seed=0)
+    with pytest.raises(DataError):
+        env.reset(idx=7)
+    with pytest.raises(ResetNeededError):
+        env.step("<answer>x</answer>")
+
+
 def test_a_missing_column_and_a_wrong_value_are_named(path: Path) -> None:
     env = QaEnv(path, question_column="query")
     message = r"rows\.jsonl, row 0: no column 'query'; it has 'problem', 'answer'"

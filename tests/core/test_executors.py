@@ -475,6 +475,20 @@ def test_a_forked_process_starts_workers_of_its_own() -> None:
     assert done.returncode == 0
 
 
+def test_a_forked_process_goes_on_with_the_episodes_of_its_parent() -> None:
+    code = (
+        "import os, signal\nfrom gem.vector import make_vec\n"
+        f"vector = make_vec({EASY!r}, num_envs=2, vectorization_mode='process', num_workers=1)\n"
+        "vector.reset(seed=3)\nvector.step(['\\\\boxed{3}'] * 2)\n"
+        "reading, writing = os.pipe()\nchild = os.fork()\nsignal.alarm(60)\n"
+        "seen = repr(vector.step(['\\\\boxed{5}'] * 2)[0]).encode()\nvector.close()\n"
+        "if child: assert os.read(reading, 4096) == seen and os.waitpid(child, 0)[1] == 0\n"
+        "else: os.write(writing, seen)\nos._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, check=False)
+    assert done.returncode == 0
+
+
 def test_what_reads_standard_input_takes_nothing_from_its_neighbours(
     vectors: Callable[..., Any],
 ) -> None:
@@ -675,12 +689,13 @@ def test_any_episode_of_a_series_begins_at_once(mode: str, episode: int) -> None
     [
         ("test:No-v0", {}, UnknownEnvError, "test:No-v0"),
         (EASY, {"size": 3}, UnknownParameterError, "'size'"),
-        (TROUBLE, {"folder": object()}, ConfigurationError, "params of .* cannot be sent"),
+        (TROUBLE, {"folder": object()}, ConfigurationError, r"cannot be sent .* params\.folder"),
+        (TROUBLE, {"folder": {1: 2}}, ConfigurationError, "cannot be sent .* has the key 1"),
         (
             TROUBLE,
             {"wrappers": [lambda env: env]},
             ConfigurationError,
-            "wrappers of .*module:Class",
+            r"cannot be sent .* wrappers\[0\] .*module:Class",
         ),
         (TROUBLE, {"num_workers": 0}, ConfigurationError, "unknown executor 'process:0'"),
     ],
@@ -690,6 +705,24 @@ def test_what_cannot_be_made_elsewhere_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         vectors("process", env_id, **arguments)
+
+
+def test_an_id_stands_for_what_it_was_registered_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
+    monkeypatch.setattr("gem.registry._registered_by_hand", set(gem.registry._registered_by_hand))
+    game = "gem.envs.games.guess_the_number:GuessTheNumber"
+    executor = ProcessExecutor(1)
+    try:
+        # A worker knows the id, as something else, from the beginning or from the vector before.
+        for turns in (3, 5):
+            with pytest.warns(UserWarning, match="registered again"):
+                gem.register(EASY, game, max_turns=turns)
+            vector = AsyncVectorEnv([Recipe(EASY)], executor)
+            (observation,), _ = vector.reset(seed=0)
+            assert f"within {turns} turns" in observation
+            assert observation == make_vec(EASY, seed=0).reset(seed=0)[0][0]
+    finally:
+        executor.close()
 
 
 @pytest.mark.parametrize(
@@ -773,6 +806,8 @@ def test_wrong_options_and_seeds_are_refused(vectors: Callable[..., Any]) -> Non
     vector = vectors("process", num_workers=1)
     with pytest.raises(ConfigurationError, match="an option of reset cannot leave this process"):
         vector.reset(folder=object())
+    with pytest.raises(ConfigurationError, match="leave this process: options.level has the key 1"):
+        vector.reset(level={1: 2})
     with pytest.raises(ConfigurationError, match="seed must be an integer"):
         vector.reset(seed=["a"])
     assert vector.reset(seed=[np.int64(3)], level=2)[1][0]["level"] == 2

@@ -354,6 +354,19 @@ def test_a_bad_graph_file_says_which_line(tmp_path: Path, content: str, text: st
         WikiGame(graph_file=str(path)).reset(seed=0)
 
 
+def test_a_relative_graph_file_is_that_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        links = {name: ["other"], "other": [name]}
+        (tmp_path / name / "graph.jsonl").write_text("\n".join(lines(links)), encoding="utf-8")
+        monkeypatch.chdir(tmp_path / name)
+        env = WikiGame(graph_file="graph.jsonl")
+        env.reset(seed=0)
+        assert {env.trail[0].title, env.target.title} == {name, "other"}
+
+
 def test_a_missing_graph_file_is_named_at_the_first_reset() -> None:
     env = WikiGame(graph_file="/nowhere/graph.jsonl")
     with pytest.raises(DataError, match=r"graph_file '/nowhere/graph.jsonl' cannot be read"):

@@ -11,7 +11,7 @@ import pytest
 from wiki import WIKI, FakeWiki, Handler, go, served
 
 from gem.envs.games.wiki_backends import Kiwix, MediaWiki, Page
-from gem.errors import UnreachableError
+from gem.errors import ResetNeededError, UnreachableError
 
 SERVERS = pytest.mark.parametrize("kind", ["mw", "kiwix"])
 
@@ -104,11 +104,31 @@ def test_a_failing_server_is_asked_again(wiki: FakeWiki, kind: str, status: int)
 
 
 @SERVERS
+def test_an_answer_whose_connection_breaks_is_asked_for_again(wiki: FakeWiki, kind: str) -> None:
+    wiki.torn = 2
+    page = served(wiki, kind).backend.page("Delta")
+    assert page == Page("Delta", "Delta is a page.", tuple(WIKI["Delta"]))
+    assert len(set(wiki.asked[:3])) == 1
+
+
+@SERVERS
 def test_a_server_that_keeps_failing_is_an_infrastructure_error(wiki: FakeWiki, kind: str) -> None:
     wiki.failures = 100
     with pytest.raises(UnreachableError, match=rf"{wiki.url}.* does not answer: .*503.*'graph'"):
         served(wiki, kind).reset(seed=0)
     assert len(wiki.asked) == 5
+
+
+@SERVERS
+def test_a_reset_that_fails_leaves_no_game_to_go_on_with(wiki: FakeWiki, kind: str) -> None:
+    env = served(wiki, kind)
+    env.reset(seed=0)
+    wiki.failures = 100
+    with pytest.raises(UnreachableError):
+        env.reset()
+    wiki.failures = 0
+    with pytest.raises(ResetNeededError):
+        go(env, "Beta")
 
 
 @SERVERS

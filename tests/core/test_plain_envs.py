@@ -127,6 +127,13 @@ def test_a_match_of_pettingzoo_ends_as_the_game_says() -> None:
         assert step.infos["first"]["invalid_action"] is True
 
 
+def test_the_copy_of_a_match_of_pettingzoo_has_to_be_reset() -> None:
+    with make_multi(CHAIN) as game:
+        seen, _ = game.reset(seed=1)
+        with pytest.raises(ResetNeededError):
+            game.spawn().step(dict.fromkeys(seen, "abc"))
+
+
 def test_a_parallel_game_is_played_in_turns() -> None:
     with make_multi("pettingzoo:plain_parallel") as game:
         seen, _ = game.reset(seed=1)

@@ -116,6 +116,23 @@ def test_a_csv_row_of_another_width_is_named(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize("text", ['a,b\n5" pipe,3\nlost,4\n6" pipe,5\n', "a,b\n1,2\rlost,4\n"])
+def test_rows_of_a_csv_file_are_not_lost_in_a_neighbour(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode())
+    with pytest.raises(DataError, match=r"row 0: .* begins more than one row"):
+        all_rows(load(path))
+
+
+def test_a_csv_field_that_is_too_long_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"a,b\n1,2\n{'x' * 200_000},4\n", encoding="utf-8")
+    table = load(path)
+    assert table.row(0) == {"a": "1", "b": "2"}
+    with pytest.raises(DataError, match=r"a\.csv, row 1: field larger than field limit"):
+        table.row(1)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_a_source_without_rows_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("" if name == "a.jsonl" else "a,b\n", encoding="utf-8")
@@ -186,6 +203,26 @@ def test_a_file_is_loaded_once_until_it_changes(tmp_path: Path) -> None:
     jsonl(path, ROWS[:3])
     os.utime(path, (1, 1))
     assert len(load(path)) == 3
+
+
+def test_a_relative_folder_is_that_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for number, name in enumerate(("one", "two")):
+        (tmp_path / name / "rows").mkdir(parents=True)
+        jsonl(tmp_path / name / "rows" / "train.jsonl", [ROWS[number]])
+        monkeypatch.chdir(tmp_path / name)
+        assert all_rows(load("hub:rows")) == [ROWS[number]]
+
+
+def test_a_frame_that_has_grown_has_its_new_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([{"a": 1}])
+    assert len(load(frame)) == 1
+    frame.loc[1] = [2]
+    assert all_rows(load(frame)) == [{"a": 1}, {"a": 2}]
 
 
 def test_text_files_are_mapped_not_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from echo import wait_until
 
 import gem
+from gem.blame import cause_of
 from gem.core import Env
 from gem.errors import (
     ConfigurationError,
@@ -61,6 +62,25 @@ def make(*tools: Tool, env: Env | None = None, **parameters: Any) -> Any:
     made = ToolEnv(env or gem.make(GUESS), list(tools) or [Echo()], **parameters)
     made.reset(seed=0)
     return made
+
+
+@pytest.mark.parametrize(
+    "method", ["reset", "instruction", "parse", "execute", "observe", "finish"]
+)
+def test_whatever_a_tool_raises_is_blamed_on_the_tool(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = make()
+
+    def broken(*arguments: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Echo, method, broken)
+    with pytest.raises(ZeroDivisionError) as raised:
+        env.reset(seed=0)
+        env.step("<echo>x</echo>")
+        env.step("no box, so that the game is over")
+    assert cause_of(raised.value) == "tool"
 
 
 def test_one_line_puts_python_around_a_data_set() -> None:

@@ -213,6 +213,22 @@ def test_functions_that_no_server_has_are_named(tmp_path: Path) -> None:
     tool.close()
 
 
+def test_two_functions_of_one_name_are_refused(tmp_path: Path) -> None:
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+    one, two = (
+        server_in(folder, body)["server"]
+        for folder, body in zip(folders, ('TOOL["name"] = "b_f"', ""), strict=True)
+    )
+    tool = MCPTool({"a": one, "a_b": two})
+    try:
+        with pytest.raises(ConfigurationError, match="the servers have two functions 'a_b_f'"):
+            tool.reset()
+    finally:
+        tool.close()
+
+
 @pytest.mark.parametrize(
     ("servers", "words"),
     [

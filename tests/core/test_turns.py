@@ -59,6 +59,15 @@ def test_questions_in_a_row_are_those_of_the_seed_and_each_has_its_reward() -> N
     assert info["success"] is True
 
 
+def test_the_questions_of_a_series_depend_on_its_key_and_options_alone() -> None:
+    env, fresh = made(name="series", most=3), made(name="series", most=3)
+    for seed in (5, None):
+        env.reset(seed=seed, idx=2)
+    fresh.seek(*env.episode_key)
+    fresh.reset(idx=2)
+    assert [env.step("?")[0] for _ in range(2)] == [fresh.step("?")[0] for _ in range(2)]
+
+
 def test_a_series_that_ends_early_does_not_move_the_next_one() -> None:
     env = made(name="series", most=3)
     env.reset(seed=5)

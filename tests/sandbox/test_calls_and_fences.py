@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -116,6 +117,15 @@ def test_what_is_wrong_with_a_json_call_is_told(content: str, error: str | None,
     assert found[0].name == name
     assert (found[0].error is None) is (error is None)
     assert (error or "") in (found[0].error or "")
+
+
+def test_a_json_call_of_any_depth_is_told_what_is_wrong_with_it() -> None:
+    limit = sys.getrecursionlimit()
+    for depth in range(max(1, limit - 200), limit + 20):
+        for begin, end in (("[", "]"), ('{"a":', "}")):
+            arguments = f'{{"a": {begin * depth}1{end * depth}}}'
+            found = json_call(f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>')
+            assert found is not None
 
 
 HEADS = ["```python", "``` python", "```Python3", "```python title=a b", "````py", "~~~python",

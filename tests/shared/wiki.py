@@ -30,6 +30,8 @@ class FakeWiki:
     url: str = ""
     failures: int = 0
     status: int = 503
+    torn: int = 0
+    """Answers whose connection breaks before their end."""
     delay_s: float = 0.0
     body: bytes | None = None
     asked: list[str] = field(default_factory=list)
@@ -89,7 +91,9 @@ class Handler(BaseHTTPRequestHandler):
         # Who waits no longer has closed the connection.
         with contextlib.suppress(ConnectionError):
             self.end_headers()
-            self.wfile.write(body)
+            whole = not (body and self.wiki.torn)
+            self.wiki.torn -= not whole
+            self.wfile.write(body if whole else body[: len(body) // 4])
 
     def do_GET(self) -> None:
         wiki, parts = self.wiki, urlsplit(self.path)

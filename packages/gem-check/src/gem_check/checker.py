@@ -34,7 +34,7 @@ from gem.parameters import integer, number, positive
 from gem_check.contract import check_contract
 from gem_check.guesses import check_guesses
 from gem_check.other_process import OtherProcess
-from gem_check.subject import SkipCheck, Subject, describe, lacking, seeds_for
+from gem_check.subject import Factory, SkipCheck, Subject, describe, lacking, seeds_for
 from gem_check.unearned import check_unearned
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
@@ -252,10 +252,11 @@ def check_env(
             getattr(env, "__name__", repr(env)),
             partial(EnvSpec("", env).load(), **params),
         )
-    subject = Subject(factory, episodes, max_steps, cpu_s, max_return)
+    subject = Subject(Factory(factory), episodes, max_steps, cpu_s, max_return)
     others = [check for check in CHECKS[1:] if check in chosen]
-    subject, began, runnable = _start(subject)
     with contextlib.ExitStack() as stack:
+        stack.callback(subject.factory.close)
+        subject, began, runnable = _start(subject)
         asked = runnable and "sample_random_action" not in subject.missing
         if asked and any(check.run is checks.check_processes for check in others):
             if other is None:
@@ -325,3 +326,5 @@ def _run(check: Check, subject: Subject, runnable: bool) -> CheckResult:
         return CheckResult(check.name, "skipped", str(skip), check)
     except BaseException as error:
         return CheckResult(check.name, "failed", describe(contained(error)), check)
+    finally:
+        subject.factory.close()

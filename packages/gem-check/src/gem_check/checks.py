@@ -285,6 +285,7 @@ def check_snapshot(subject: Subject) -> str:
         env.restore(state)
         again = replay(env, rest), identity(env.reset()[0])
         require(again == expected, f"seed {seed}: restore() continues differently")
+        child.close()
     return f"{len(subject.seeds)} seeds: restore, restore elsewhere, spawn"
 
 
@@ -294,6 +295,7 @@ def check_pickle(subject: Subject) -> str:
         env, rest = midway(subject, seed)
         copy = pickle.loads(pickle.dumps(env))
         require(replay(copy, rest) == replay(env, rest), f"seed {seed}: continues differently")
+        copy.close()
     return f"{len(pickle.dumps(env))} bytes"
 
 

@@ -100,7 +100,7 @@ def _limits(env: Env) -> str:
 
 
 def check(argv: Sequence[str]) -> int:
-    """Check environments; return the exit status, 1 if one failed.
+    """Check environments; return the exit status, 1 if one failed or none could run.
 
     Raises:
         GemError: An id, a parameter or the name of a check is unknown.
@@ -143,7 +143,7 @@ def check(argv: Sequence[str]) -> int:
         print(f"{passed} ok, {len(failed)} failed, {idle} not run")
     if failed:
         print(f"{len(failed)} of {len(reports)} failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return 0 if reports and not failed else 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -98,4 +98,6 @@ def play(question: str) -> dict[str, str]:
         played = transcript(subject.factory(), subject.seeds, subject.max_steps)
     except BaseException as error:
         return {"error": describe(contained(error))}
+    finally:
+        subject.factory.close()
     return {"digest": digest(played)}

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gem.core import Env
+from gem.executors.held import close_env
 from gem.foreign import contained, described
 from gem.multi import MultiAgentEnv
 from gem.seat import Seat
@@ -31,12 +32,33 @@ class SkipCheck(Exception):  # noqa: N818
     """The check does not apply to the environment, or cannot be decided here."""
 
 
+class Factory:
+    """Makes environments and closes them: some hold processes, boxes or sessions of a server."""
+
+    def __init__(self, make: Callable[..., Env]) -> None:
+        self._make = make
+        self._made: list[Env] = []
+
+    def __call__(self, **params: Any) -> Env:
+        """Make an environment; the parameters are further ones."""
+        self._made.append(self._make(**params))
+        return self._made[-1]
+
+    def close(self) -> None:
+        """Close what was made."""
+        while self._made:
+            close_env(self._made.pop())
+
+    def __reduce__(self) -> tuple[type[Factory], tuple[Callable[..., Env]]]:
+        return Factory, (self._make,)
+
+
 @dataclass(frozen=True)
 class Subject:
     """The environment under check, and how much of it to play."""
 
-    factory: Callable[..., Env]
-    """Makes the environment; keywords are further parameters."""
+    factory: Factory
+    """Makes the environment."""
     episodes: int = 32
     """Episodes per policy where success rates are compared."""
     max_steps: int = 200
@@ -98,7 +120,6 @@ def seeds_for(factory: Callable[..., Env]) -> range:
         env.step(env.sample_random_action())
         cpu.append(cpu_time() - began)
         wall.append(time.perf_counter() - began_wall)
-    env.close()
     return range(1 if min(wall) > _VERY_SLOW_S else 2 if min(cpu) > _SLOW_S else 4)
 
 

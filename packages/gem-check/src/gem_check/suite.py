@@ -110,7 +110,7 @@ def to_json(outcomes: Sequence[Outcome]) -> str:
             "max_oracle_tolerance": MAX_ORACLE_TOLERANCE,
             "min_floor_margin": MIN_FLOOR_MARGIN,
         },
-        "verdict": "fail" if any(report["verdict"] == "fail" for report in reports) else "pass",
+        "verdict": "pass" if {report["verdict"] for report in reports} == {"pass"} else "fail",
         "reports": reports,
         "not_run": [
             {"target": outcome.env, "reason": outcome.not_run}

@@ -86,7 +86,6 @@ def _collect(subject: Subject, seed: int) -> tuple[float, str] | None:
         counts[_kind(step)] += 1
         if step[2] or step[3]:
             break
-    env.close()
     return total, ", ".join(f"{n} x {kind}" for kind, n in counts.items())
 
 

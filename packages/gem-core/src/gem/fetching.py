@@ -71,7 +71,7 @@ def fetched(
 
     Raises:
         HTTPError: The server answers with an error; its status is the `code`.
-        OSError, http.client.HTTPException: It does not answer, or not in time.
+        OSError, http.client.HTTPException: It does not answer, not in time, or not to the end.
         ValueError: The address cannot be asked, or the answer has more than 16 MiB.
     """
     named = {"User-Agent": f"gem-core/{__version__}", **(headers or {})}
@@ -87,6 +87,10 @@ def fetched(
                 raise ValueError(f"an answer of more than {_MAX_BYTES} bytes")
             if time.monotonic() > deadline:
                 raise TimeoutError("too slow")
+        # `read1` ends without a word where the connection does.
+        left = getattr(response, "length", None)
+        if left:
+            raise http.client.IncompleteRead(answer, left)
         return response.url, answer
 
 

@@ -212,7 +212,17 @@ class _Csv(_Lines):
             raise DataError(f"{self.name}, row {len(self._starts) - 1}: a quote is never closed")
 
     def _fields(self, index: int) -> list[str]:
-        return next(csv.reader(io.StringIO(self._text(index), newline="")))
+        try:
+            lines = csv.reader(io.StringIO(self._text(index), newline=""))
+            fields, *more = [line for line in lines if line]
+        except csv.Error as error:
+            raise DataError(f"{self.name}, row {index}: {error}") from None
+        if more:
+            raise DataError(
+                f"{self.name}, row {index}: {fields[0]!r:.80} begins more than one row: put fields "
+                'with a quote or a line break between quotes, and write a quote in them as ""'
+            )
+        return fields
 
     def row(self, index: int) -> Row:
         fields = self._fields(index)
@@ -319,7 +329,8 @@ def _load_memory(source: Any) -> Table:
     with _loading:
         # The cache entry keeps the source alive, so that its id stays unique.
         _, table = _in_memory.pop(id(source), (None, None))
-        if table is None:
+        # A frame may have grown since.
+        if table is None or len(table) != len(source):
             table = _frame(source) if _is_frame(source) else _Memory(source)
         _in_memory[id(source)] = source, table
         while len(_in_memory) > _REMEMBERED:
@@ -378,7 +389,9 @@ def _load_file(path: Path) -> Table:
 
 
 def _load_hub(name: str, split: str | None) -> Table:
-    return _once(("hub", name, split), lambda: _hub_table(name, split))
+    folder = Path(name).expanduser()
+    place = str(folder.resolve()) if folder.is_dir() else name
+    return _once(("hub", place, split), lambda: _hub_table(place, split))
 
 
 def _once(key: tuple[Any, ...], read: Callable[[], Table]) -> Table:
@@ -399,9 +412,8 @@ def _parquet(path: Path) -> Table:
 
 def _hub_table(name: str, split: str | None) -> Table:
     datasets = extra("datasets", _NEEDED.format(f"the data set {name!r}", "datasets"))
-    folder = Path(name).expanduser()
     try:
-        data = datasets.load_dataset(str(folder) if folder.is_dir() else name, split=split)
+        data = datasets.load_dataset(name, split=split)
     except ValueError as error:
         raise ConfigurationError(f"data set {name!r}, split {split!r}: {error}") from error
     except Exception as error:

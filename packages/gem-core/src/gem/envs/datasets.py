@@ -117,6 +117,7 @@ class SingleTurnEnv(Env):
         size = self._size()
         if idx is not None:
             idx = integer("idx", idx, 0, (_LIMIT if self._endless else size) - 1)
+        self._forget()
         super().reset(seed=seed)
         if self._episode == 0:
             self._addressed = 0
@@ -130,6 +131,11 @@ class SingleTurnEnv(Env):
         observation = self._observe()
         self._over = False
         return observation, {"index": self.index}
+
+    def seek(self, base_seed: int, episode: int) -> None:
+        """Choose the next episode; as in a new environment, `idx` has not been given before."""
+        super().seek(base_seed, episode)
+        self._addressed = 0
 
     @property
     def answer(self) -> Any:

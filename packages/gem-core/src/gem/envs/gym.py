@@ -58,6 +58,7 @@ class GymEnv(Env):
             **options: Of the environment.
         """
         given = reset_options(options)
+        self._forget()
         super().reset(seed=seed)
         base, episode = self.episode_key
         plain = episode == 0 and base >= 0

@@ -36,6 +36,7 @@ from gem.executors.held import NO_OPTIONS, STEP_TIMEOUT_S, EnvFailedError, Episo
 from gem.executors.recipe import Recipe
 from gem.executors.threads import CallTimeoutError, Result, Sink, deliver
 from gem.parameters import integer, optional
+from gem.tables import plain_values
 
 logger = logging.getLogger(__name__)
 
@@ -141,12 +142,12 @@ class PoolHandle(EnvHandle):
         self, token: Any, seed: int | None = None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> None:
         try:
-            json.dumps(dict(options))
-        except (TypeError, ValueError) as error:
+            plain = plain_values(options, "options")
+        except ConfigurationError as error:
             raise ConfigurationError(
                 f"an option of reset cannot leave this process: {error}"
-            ) from error
-        self._pool.call(self, "reset", token, [checked_seed(seed), dict(options)])
+            ) from None
+        self._pool.call(self, "reset", token, [checked_seed(seed), plain])
 
     def step(self, token: Any, action: str) -> None:
         if len(action) > MOST_BYTES:

@@ -101,9 +101,15 @@ class ProcessExecutor(PoolExecutor):
                 process.write()
 
     def forget(self) -> None:
-        """In a forked child: begin anew, and close what was inherited."""
+        """In a forked child: begin anew, and close what was inherited.
+
+        Episodes that run go on here as in the parent: the next call plays them again.
+        """
         if self._io is not None:
             self._io.forget()
+        for worker in self._workers:
+            for handle in worker.handles.values():
+                handle.worker = handle.call = None
         self._lock = threading.RLock()
         self._begin()
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gem.core import Env, WrapperLike
+from gem.core import Env, EnvSpec, WrapperLike
 from gem.errors import ConfigurationError, UnknownEnvError
 from gem.making import make
 from gem.registry import register, spec
+from gem.tables import plain_values
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Recipe:
     """Parameters given to `gem.make`."""
     wrappers: WrapperLike | Sequence[WrapperLike] = ()
     """Put around the environment; see `gem.wrappers.wrap`."""
+    registered: EnvSpec | None = None
+    """What the id stands for; None for what it does in this process."""
 
     def make(self) -> Env:
         """Make the environment.
@@ -29,7 +31,7 @@ class Recipe:
         Raises:
             Exception: What `gem.make` and `gem.wrappers.wrap` raise.
         """
-        env = make(self.id, **self.params)
+        env = make(self.registered or self.id, **self.params)
         if not self.wrappers:
             return env
         # Imported only if needed.
@@ -54,34 +56,32 @@ class Recipe:
                     f"{self.id!r} is made by {entry_point}, which another process cannot import; "
                     "register it by the name of a class or function of a module"
                 )
-        parts = {
-            "id": self.id,
-            "params": self.params,
-            "wrappers": self.wrappers,
-            "registered": [entry_point, found.kwargs],
-        }
-        for name, part in parts.items():
-            try:
-                parts[name] = json.loads(json.dumps(_listed(part)))
-            except (TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"{name} of {self.id!r} cannot be sent to another process: {error}; "
-                    'name wrappers by "module:Class", and parameters by plain values'
-                ) from None
-        return parts
+        try:
+            return {
+                "id": self.id,
+                "params": plain_values(self.params, "params"),
+                "wrappers": plain_values(self.wrappers, "wrappers"),
+                "registered": [entry_point, plain_values(found.kwargs, "registered parameters")],
+            }
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{self.id!r} cannot be sent to another process: {error}; "
+                'name wrappers by "module:Class", and parameters by plain values'
+            ) from None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
-        """Rebuild from `to_dict`; register the id if this process does not know it."""
+        """Rebuild from `to_dict`; register the id if this process does not know it.
+
+        If it stands for something else here, the sender's registration counts for this recipe.
+        """
+        recipe = cls(data["id"], data["params"], data["wrappers"])
         entry_point, kwargs = data["registered"]
         try:
-            known = spec(data["id"]).entry_point
+            if cls(recipe.id).to_dict()["registered"] == [entry_point, kwargs]:
+                return recipe
         except UnknownEnvError:
-            known = None
-        if known != entry_point and not callable(known):
-            register(data["id"], entry_point, **kwargs)
-        return cls(data["id"], data["params"], data["wrappers"])
-
-
-def _listed(part: Any) -> Any:
-    return dict(part) if isinstance(part, Mapping) else part
+            register(recipe.id, entry_point, **kwargs)
+        except ConfigurationError:  # what it stands for here cannot be sent
+            pass
+        return replace(recipe, registered=EnvSpec(recipe.id, entry_point, kwargs))

@@ -251,8 +251,11 @@ def read_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
         arguments = {}
     if not isinstance(arguments, dict):
         return {}, f"The arguments must be a JSON object, not {_kind(arguments)}."
-    # A lone surrogate cannot be encoded as UTF-8.
-    return json.loads(printable(json.dumps(arguments, ensure_ascii=False))), None
+    try:
+        # A lone surrogate cannot be encoded as UTF-8.
+        return json.loads(printable(json.dumps(arguments, ensure_ascii=False))), None
+    except RecursionError as error:  # writing nests less deeply than reading
+        return {}, f"The arguments are not valid JSON: {_short(error)}."
 
 
 def first_text(text: str, blocks: Iterable[Block], name: str, argument: str) -> Block | None:

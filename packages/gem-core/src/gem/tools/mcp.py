@@ -132,8 +132,8 @@ class MCPTool(Tool):
         answer.
 
         Raises:
-            ConfigurationError: `functions` names one that no server has, or a command does not
-                exist.
+            ConfigurationError: `functions` names one that no server has, two have the same name, or
+                a command does not exist.
             MissingExtraError: The extra `mcp` is not installed.
             UnreachableError: A server does not answer.
         """
@@ -142,10 +142,14 @@ class MCPTool(Tool):
                 self._end(name)
         if self._offered and all(self._usable(name) for name in self.servers):
             return
-        offered = {}
+        offered: dict[str, tuple[str, Function]] = {}
         for server in self.servers:
             for found in self._connected(server).functions:
                 name = found.name if len(self.servers) == 1 else f"{server}_{found.name}"
+                if name in offered:
+                    raise ConfigurationError(
+                        f"the servers have two functions {name!r}; give the servers other names"
+                    )
                 offered[name] = server, found
         if self.functions is not None:
             missing = [name for name in self.functions if name not in offered]

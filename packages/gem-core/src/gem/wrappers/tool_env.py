@@ -141,10 +141,11 @@ class ToolEnv(Wrapper):
         with boundary("tool"):
             for tool in self.tools:
                 tool.reset()
+            instructions = self._instructions()
         request = _text(observation).rstrip().rpartition("\n")[2]
         self._asked = request if len(request) <= _LONGEST_REQUEST else ""
         self._running = True
-        return _with(observation, self._instructions()), {**info, **before}
+        return _with(observation, instructions), {**info, **before}
 
     def step(self, action: str) -> Step:
         """Execute a call, or step the environment.
@@ -155,7 +156,8 @@ class ToolEnv(Wrapper):
         """
         if not self._running:
             raise ResetNeededError("the episode has not begun or is over; call reset()")
-        found = self._call(action) if self.tool_use_counter < self.max_tool_uses else None
+        with boundary("tool"):
+            found = self._call(action) if self.tool_use_counter < self.max_tool_uses else None
         if found is None:
             return self._step_env(action)
         tool, call = found
@@ -175,7 +177,8 @@ class ToolEnv(Wrapper):
         if gone is None:
             reward = self.tool_reward
             reward += self.tool_success_reward if result.ok else self.tool_execute_error_reward
-        text = tool.observe(call, result) if tool else result.text
+        with boundary("tool"):
+            text = tool.observe(call, result) if tool else result.text
         info = {
             "success": False,
             "format_error": False,
@@ -212,8 +215,9 @@ class ToolEnv(Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._running = not (terminated or truncated)
         if not self._running:
-            for tool in self.tools:
-                tool.finish()
+            with boundary("tool"):
+                for tool in self.tools:
+                    tool.finish()
         self._asked = _text(observation)
         return observation, reward, terminated, truncated, {**info, **self._info(False, "")}
 

@@ -108,6 +108,7 @@ class Game(Env, Generic[Move]):
             UnknownParameterError: An option was given.
         """
         known_options(self, options)
+        self._forget()
         super().reset(seed=seed)
         self.turn = 0
         self._start()

@@ -114,7 +114,8 @@ class GraphBackend:
     """Pages of a local file."""
 
     def __init__(self, graph_file: str | None) -> None:
-        self.graph_file = graph_file
+        # Graphs are remembered by their path: a relative one means another file elsewhere.
+        self.graph_file = graph_file and str(Path(graph_file).resolve())
 
     @property
     def graph(self) -> Graph:

@@ -63,6 +63,7 @@ class Match(MultiAgentEnv):
 
     def reset(self, seed: int | None = None) -> tuple[dict[str, Observation], dict[str, Info]]:
         """Begin a match; see `MultiAgentEnv.reset`."""
+        self._forget()
         self.begin_episode(seed)
         self.points = dict.fromkeys(self.agents, 0.0)
         self._tries = dict.fromkeys(self.agents, 0)

@@ -69,6 +69,7 @@ class PettingZoo(MultiAgentEnv):
 
     def reset(self, seed: int | None = None) -> tuple[dict[str, Observation], dict[str, Info]]:
         """Begin a match; the first one of a seed is PettingZoo's of that seed."""
+        self._forget()
         self.begin_episode(seed)
         base, episode = self.episode_key
         plain = episode == 0 and base >= 0
@@ -119,6 +120,9 @@ class PettingZoo(MultiAgentEnv):
     def close(self) -> None:
         """Close the game."""
         self.game.close()
+
+    def _forget(self) -> None:
+        self.asked = ()
 
     def _act(self, action: str | None, rewards: dict[str, float]) -> None:
         self.game.step(action)
