@@ -400,6 +400,22 @@ def test_a_record_that_cannot_be_rewound_stays_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / METRICS).read_text() == '{"iteration": 0}\n'
 
 
+def test_a_record_of_which_one_file_is_damaged_stays_as_it_is(tmp_path: Path) -> None:
+    batch = list(golden_batch())
+    first = RunRecording(tmp_path, ABOUT)
+    for iteration in range(2):
+        first.keep_batch(batch)
+        first.write_iteration(iteration)
+    with (tmp_path / EPISODES).open("a") as file:
+        file.write("what is no JSON\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    again = RunRecording(tmp_path, ABOUT)
+    again.keep_batch(batch)
+    with pytest.raises(RecordError, match=f"{EPISODES}, line {2 * len(batch) + 1} is damaged"):
+        again.write_iteration(1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

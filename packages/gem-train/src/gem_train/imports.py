@@ -22,7 +22,8 @@ Then: TypeAlias = Callable[[ModuleType], object]
 def after_import(name: str, then: Then) -> None:
     """Call `then(module)` now if module `name` is imported, else right after its import.
 
-    If `then` raises, the import fails, and so does the next one. Functions for the same module are called in order.
+    If `then` raises, the import fails, and so does the next one. Functions for the same module are
+    called in order.
     """
     module = sys.modules.get(name)
     if module is not None:

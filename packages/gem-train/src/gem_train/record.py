@@ -361,24 +361,26 @@ class Recorder:
             RecordError: A file is damaged or cannot be written; the record is as it was.
         """
         after = (iteration, split == "train")
-        spent = 0.0
-        for name, aside in zip((METRICS, EPISODES), REPLACED, strict=True):
-            path = self.folder / name
-            partial, replaced = path.with_suffix(".partial"), self.folder / aside
-            later = []
-            try:
+        spent, path = 0.0, self.folder
+        found: list[tuple[Path, Path, Path, list[bool]]] = []
+        try:
+            for name, other in zip((METRICS, EPISODES), REPLACED, strict=True):
+                path, later = self.folder / name, []
                 for entry in _entries(path):
                     later.append((entry["iteration"], entry["split"] == "train") >= after)
                     if not later[-1]:
                         spent = entry.get("time_s", spent)
-                if not any(later):
-                    continue
-                with path.open("rb") as old, partial.open("wb") as kept, replaced.open("ab") as end:
+                if any(later):
+                    found.append((path, path.with_suffix(".partial"), self.folder / other, later))
+            for path, partial, aside, later in found:
+                with path.open("rb") as old, partial.open("wb") as kept, aside.open("ab") as end:
                     for line, moved in zip(old, later, strict=True):
                         (end if moved else kept).write(line)
+            # Only when all is read and written: one file must not be rewound without the other.
+            for path, partial, *_ in found:
                 partial.replace(path)
-            except (OSError, ValueError, KeyError) as error:
-                raise RecordError(f"cannot rewind {path}: {error}") from error
+        except (OSError, ValueError, KeyError) as error:
+            raise RecordError(f"cannot rewind {path}: {error}") from error
         self._began -= spent
 
 
