@@ -101,6 +101,7 @@ def test_sampling_that_says_nothing_certain_is_refused(
         ({"critic_warmup": 2}, r"critic_warmup: the advantage .* has no critic"),
         ({"critic_warmup": 999, "advantage": "gae"}, r"critic_warmup must be below training"),
         ({"kl_reset": 2}, r"kl_reset: means nothing without algorithm\.kl_coef"),
+        ({"kl_reset": 3, "kl_coef": 0.1}, r"kl_reset must be below .*iterations = 3, got 3"),
     ],
 )
 def test_settings_of_the_loss_that_contradict_each_other_are_refused(

@@ -397,11 +397,12 @@ class RunSpec:
                 f"algorithm.critic_warmup: the advantage {algorithm.advantage!r} has no critic; "
                 f"leave it out, got {alone}"
             )
-        if alone >= iterations:
-            raise ConfigurationError(
-                "algorithm.critic_warmup must be below training.iterations = "
-                f"{iterations}, got {alone}"
-            )
+        for name, given in (("critic_warmup", alone), ("kl_reset", algorithm.kl_reset)):
+            if given is not None and given >= iterations:
+                raise ConfigurationError(
+                    f"algorithm.{name} must be below training.iterations = {iterations}, got "
+                    f"{given}"
+                )
 
     def _check_bounds(self) -> None:
         """Refuse bounds of a correction that contradict each other."""
