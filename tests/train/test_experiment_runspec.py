@@ -94,6 +94,10 @@ def test_sampling_that_says_nothing_certain_is_refused(
         ({"reject_level": "mean", "tis_clip": 2.0}, r"reject_level: means nothing without"),
         ({"loss": "sapo", "clip_high": 0.3}, r"clip_high: means nothing to the loss 'sapo'"),
         ({"loss": "sapo", "clip": 0.3}, r"clip: means nothing to the loss 'sapo'"),
+        (
+            {"loss": "cispo", "clip": 0.3, "clip_high": 0.3},
+            r"clip: means nothing to the loss 'cispo' with clip_high; leave it out, got 0\.3",
+        ),
         ({"sapo_positive": 2.0}, r"sapo_positive: means nothing to the loss 'ppo'"),
         ({"loss": "cispo", "sapo_negative": 2.0}, r"sapo_negative: means nothing to .* 'cispo'"),
         ({"kl_in": "reward"}, r"kl_in: means nothing without algorithm\.kl_coef"),

@@ -424,13 +424,14 @@ class RunSpec:
         weighs = algorithm.weighs, "without tis_clip or tis_floor"
         gate = algorithm.loss == "sapo"
         fades, clips = (gate, f"to the loss {algorithm.loss!r}"), (not gate, "to the loss 'sapo'")
+        below = algorithm.loss == "ppo" or algorithm.clip_high is None
         penalty = algorithm.kl_coef > 0, "without algorithm.kl_coef"
         adapters = policy.lora_rank > 0, "without policy.lora_rank"
         by_group = algorithm.advantage == "grpo" or algorithm.advantage not in BUILT_IN
         conditions = {
             "policy.lora_alpha": adapters,
             "policy.lora_init": adapters,
-            "algorithm.clip": clips,
+            "algorithm.clip": clips if gate else (below, "to the loss 'cispo' with clip_high"),
             "algorithm.clip_high": clips,
             "algorithm.dual_clip": (algorithm.loss == "ppo", f"to the loss {algorithm.loss!r}"),
             "algorithm.group_std": (by_group, f"to the advantage {algorithm.advantage!r}"),
