@@ -48,6 +48,8 @@ REPLACED = ("metrics.replaced.jsonl", "episodes.replaced.jsonl")
 SCHEMA = 1
 """Version of the format. To be raised when a field is renamed, removed or means something else; a
 new field that may be missing needs no new version."""
+_MOST_IMAGES = 64
+"""About so many images of earlier episodes are kept while a record is read, for equal ones."""
 
 
 @dataclass(frozen=True)
@@ -581,6 +583,8 @@ def read_episodes(
             continue
         with _named(place):
             record = _episode(line)
+        if len(images) > _MOST_IMAGES:
+            images.clear()
         record = replace(record, trajectory=with_images(record.trajectory, path.parent, images))
         if "sample" in record.notes:
             task = record.trajectory.task
