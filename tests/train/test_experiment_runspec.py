@@ -123,6 +123,30 @@ def test_only_other_candidates_or_penalties_make_sampling_partial() -> None:
     assert not any(SamplingPart(**each).whole for each in partial)
 
 
+def long_run(training: dict[str, Any], env: Any = None, **part: Any) -> None:
+    """Make a spec with 64 evaluated tasks from 500,000 on."""
+    own = {"name": "same", "id": SPEC["env"]["id"], "params": SPEC["env"]["params"], **part}
+    data = {**SPEC, "env": env or SPEC["env"], "eval": [own], "training": training}
+    RunSpec.from_mapping(data)
+
+
+def test_the_usual_seeds_of_evaluations_are_not_those_of_a_long_run() -> None:
+    longest = {"iterations": 4_999, "tasks": 100, "group_size": 2}  # its seeds are 100 to 499,999
+    said = r"eval\.same\.seed: .* 500000 .* trained on"
+    long_run(longest)
+    with pytest.raises(ConfigurationError, match=said):
+        long_run({**longest, "iterations": 5_000})
+    with pytest.raises(ConfigurationError, match=said):
+        long_run({**longest, "extra_batches": 1})
+    long_run({**longest, "iterations": 5_000}, seed=10**6)
+    long_run({**longest, "iterations": 5_000}, params={})
+    # Of two environments each has its share.
+    env = [{**SPEC["env"], "name": "a"}, {"id": SPEC["env"]["id"], "name": "b", "weight": 3}]
+    long_run({**longest, "iterations": 4 * 4_999}, env)
+    with pytest.raises(ConfigurationError, match=said):
+        long_run({**longest, "iterations": 4 * 5_000}, env)
+
+
 def test_evaluations_are_told_apart_by_their_names() -> None:
     data = copy.deepcopy(SPEC)
     data["eval"].append({"name": "other", "id": SPEC["env"]["id"], "episodes": 2, "seed": 5})

@@ -29,6 +29,8 @@ from gem_train.experiment.tasksets import EvalSampling, Source, check_names
 
 MAX_FAILED_FRACTION = 0.1
 """Default of the share of failed episodes above which a run stops."""
+EVAL_SEED = 500_000
+"""Default seed of an evaluation's first task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class EvalPart(EvalSampling):
     seed: int = setting(
         "episode j has seed `seed + j`; the default is between the training tasks of any two seeds "
         "of a sweep",
-        500_000,
+        EVAL_SEED,
     )
     episodes: int = setting("tasks per evaluation", 64, least=1)
     samples: int = setting("episodes of each task", 1, least=1)
@@ -266,6 +268,7 @@ class RunSpec:
         spec._check_sampling()
         check_names([part.name for part in spec.eval], "eval")
         spec._check_mixture()
+        spec._check_apart()
         spec._check_judges()
         return spec
 
@@ -510,6 +513,22 @@ class RunSpec:
                     raise ConfigurationError(
                         f"{key}.schedule[{number}].iteration: the run has the iterations 0 to "
                         f"{iterations - 1}, got {stage.iteration}"
+                    )
+
+    def _check_apart(self) -> None:
+        """Refuse the default seeds of an evaluation where the run trains on its tasks."""
+        n = len(self.task_set)
+        mixture = Mixture(self.env, n, self.training.tasks)
+        for part in (each for each in self.eval if each.seed == EVAL_SEED):
+            for index, env in enumerate(self.env):
+                params = [env.params_after(k) for k in range(len(env.schedule) + 1)]
+                end = env.seed + mixture.count(index)
+                same = env.id == part.id and part.params in params
+                if same and env.seed < EVAL_SEED + part.episodes and end > EVAL_SEED:
+                    raise ConfigurationError(
+                        f"eval.{part.name}.seed: tasks from {EVAL_SEED} on are trained on too: the "
+                        f"{end - env.seed} tasks of {env.shown!r} have the seeds from {env.seed} "
+                        f"on; set it to {end} or more"
                     )
 
     def _check_judges(self) -> None:
