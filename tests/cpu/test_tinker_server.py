@@ -5,6 +5,7 @@ A small HTTP server stands for SkyRL's here; tests/tinker/test_real_runs.py star
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -110,6 +111,33 @@ def test_whoever_ends_the_launcher_ends_everything(python: Path, tmp_path: Path)
     assert launcher.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int(sign.read_text()), 0)
+
+
+def test_a_second_signal_does_not_leave_a_command_behind_that_ignores_the_first(
+    python: Path, tmp_path: Path
+) -> None:
+    sign = tmp_path / "sign"
+    code = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"open({str(sign)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    words = [sys.executable, "-m", "gem_cpu.tinker_server", "--model", "m", "--python", str(python)]
+    launcher = subprocess.Popen([*words, "--", sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while not (sign.exists() and sign.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    command = int(sign.read_text())
+    try:
+        launcher.send_signal(signal.SIGTERM)
+        time.sleep(2)
+        assert launcher.poll() is None, "it waits for the command"
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(60) == 128 + signal.SIGTERM
+        with pytest.raises(ProcessLookupError):
+            os.kill(command, 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(command, signal.SIGKILL)
 
 
 def test_a_healthy_server_lets_the_command_finish(python: Path, tmp_path: Path) -> None:

@@ -116,6 +116,27 @@ def test_waiting_for_another_build_is_said(
         assert "dev: waiting for another process" in capsys.readouterr().out
 
 
+def test_two_builds_of_one_environment_do_not_clear_each_others(
+    venvs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, really_make, begun = [], venvs._thin, threading.Event()
+
+    def thin(base: Path, folder: Path, packages: list[Path]) -> None:
+        made.append("begun")
+        begun.set()
+        threading.Event().wait(0.5)  # the other build has time to begin
+        really_make(base, folder, packages)
+        made.append("done")
+
+    monkeypatch.setattr(venvs, "_thin", thin)
+    other = threading.Thread(target=build, args=(venvs, tmp_path))
+    other.start()
+    assert begun.wait(60)
+    build(venvs, tmp_path)
+    other.join()
+    assert made == ["begun", "done"]
+
+
 def test_of_a_wheel_for_another_python_one_package_is_taken(
     venvs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,10 +88,13 @@ def test_the_order_of_rewards_makes_no_difference(rewards: list[float], drawn: o
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
-def test_a_reward_that_is_no_number_is_not_left_out_without_a_word(reward: float) -> None:
-    episodes = batch([reward, reward], [0, 1])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_reward_that_is_no_number_is_not_left_out_without_a_word(
+    reward: float, first: bool
+) -> None:
+    episodes = batch([reward, reward] if first else [1, reward, 1], [0, 1])
     found = filtered(episodes, 9, Shaping())
-    with pytest.raises(ConfigurationError, match="reward of episode 0"):
+    with pytest.raises(ConfigurationError, match=f"reward of episode {0 if first else 1}"):
         turn_advantages("grpo", episodes, gamma=1.0, trained=found.trained)
 
 

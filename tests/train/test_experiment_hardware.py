@@ -113,4 +113,15 @@ def test_models_that_change_their_logits_are_known_by_their_configuration(tmp_pa
     assert scales(final_logit_softcapping=30.0) == ["final_logit_softcapping"]  # Gemma 2
     assert scales(logits_scaling=8.0) == ["logits_scaling"]  # Granite
     assert scales(logit_scale=0.0625) == ["logit_scale"]  # Cohere
+    assert scales(text_config={"final_logit_softcapping": 30.0}) == ["final_logit_softcapping"]
+    assert scales(text_config={"logit_scale": 0.0625}, logit_scale=None) == ["logit_scale"]
+    assert scales(text_config=None, vision_config={"logit_scale": 2.6}) == []
     assert logit_scales("not/here") == logit_scales("/not/here") == []
+
+
+def test_what_a_model_that_sees_says_of_its_language_model_counts(tmp_path: Path) -> None:
+    language = {"num_attention_heads": 14, "vocab_size": 2**18}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": language}))
+    assert pass_tokens(with_model(str(tmp_path)), Hardware()) == 1024
+    with pytest.raises(ConfigurationError, match=r"engine.tensor_parallel: .* 14 attention heads"):
+        check_model(with_model(str(tmp_path)), eight(engine={"tensor_parallel": 4}))

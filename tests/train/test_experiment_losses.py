@@ -241,6 +241,16 @@ def test_a_correction_weighs_or_rejects_by_the_ratio_of_trainer_to_sampler(
         assert 0 < int(beyond.sum()) < len(expected)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_ratio_beyond_what_a_float_holds_has_no_weight_either(level: str) -> None:
+    old, drawn = torch.tensor([0.0, 0.0]), torch.tensor([-200.0, 0.0])
+    how = Correction(tis_clip=2.0, tis_outside="zero", tis_level=level)
+    weights = importance_weights(old, drawn, how, lambda d: d.sum().expand(2))
+    assert weights.tolist() == [0.0, 1.0 if level == "token" else 0.0]
+    unknown = importance_weights(torch.tensor([math.nan, 0.0]), drawn, how, lambda d: d)
+    assert unknown[0].isnan()
+
+
 def test_without_a_correction_nothing_changes() -> None:
     old, drawn = torch.tensor([-1.0, -9.0]), torch.tensor([-5.0, -0.1])
     none = Correction()

@@ -94,6 +94,10 @@ def test_sampling_that_says_nothing_certain_is_refused(
         ({"reject_level": "mean", "tis_clip": 2.0}, r"reject_level: means nothing without"),
         ({"loss": "sapo", "clip_high": 0.3}, r"clip_high: means nothing to the loss 'sapo'"),
         ({"loss": "sapo", "clip": 0.3}, r"clip: means nothing to the loss 'sapo'"),
+        (
+            {"loss": "cispo", "clip": 0.3, "clip_high": 0.3},
+            r"clip: means nothing to the loss 'cispo' with clip_high; leave it out, got 0\.3",
+        ),
         ({"sapo_positive": 2.0}, r"sapo_positive: means nothing to the loss 'ppo'"),
         ({"loss": "cispo", "sapo_negative": 2.0}, r"sapo_negative: means nothing to .* 'cispo'"),
         ({"kl_in": "reward"}, r"kl_in: means nothing without algorithm\.kl_coef"),
@@ -101,6 +105,7 @@ def test_sampling_that_says_nothing_certain_is_refused(
         ({"critic_warmup": 2}, r"critic_warmup: the advantage .* has no critic"),
         ({"critic_warmup": 999, "advantage": "gae"}, r"critic_warmup must be below training"),
         ({"kl_reset": 2}, r"kl_reset: means nothing without algorithm\.kl_coef"),
+        ({"kl_reset": 3, "kl_coef": 0.1}, r"kl_reset must be below .*iterations = 3, got 3"),
     ],
 )
 def test_settings_of_the_loss_that_contradict_each_other_are_refused(
@@ -116,6 +121,30 @@ def test_only_other_candidates_or_penalties_make_sampling_partial() -> None:
     assert SamplingPart().whole and SamplingPart(temperature=0.5).whole
     partial = ({"top_p": 0.9}, {"top_k": 1}, {"min_p": 0.1}, {"repetition_penalty": 1.1})
     assert not any(SamplingPart(**each).whole for each in partial)
+
+
+def long_run(training: dict[str, Any], env: Any = None, **part: Any) -> None:
+    """Make a spec with 64 evaluated tasks from 500,000 on."""
+    own = {"name": "same", "id": SPEC["env"]["id"], "params": SPEC["env"]["params"], **part}
+    data = {**SPEC, "env": env or SPEC["env"], "eval": [own], "training": training}
+    RunSpec.from_mapping(data)
+
+
+def test_the_usual_seeds_of_evaluations_are_not_those_of_a_long_run() -> None:
+    longest = {"iterations": 4_999, "tasks": 100, "group_size": 2}  # its seeds are 100 to 499,999
+    said = r"eval\.same\.seed: .* 500000 .* trained on"
+    long_run(longest)
+    with pytest.raises(ConfigurationError, match=said):
+        long_run({**longest, "iterations": 5_000})
+    with pytest.raises(ConfigurationError, match=said):
+        long_run({**longest, "extra_batches": 1})
+    long_run({**longest, "iterations": 5_000}, seed=10**6)
+    long_run({**longest, "iterations": 5_000}, params={})
+    # Of two environments each has its share.
+    env = [{**SPEC["env"], "name": "a"}, {"id": SPEC["env"]["id"], "name": "b", "weight": 3}]
+    long_run({**longest, "iterations": 4 * 4_999}, env)
+    with pytest.raises(ConfigurationError, match=said):
+        long_run({**longest, "iterations": 4 * 5_000}, env)
 
 
 def test_evaluations_are_told_apart_by_their_names() -> None:

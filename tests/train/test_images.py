@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_every_image_is_one_file_that_is_read_again(tmp_path: Path) -> None:
     # A model that was asked by messages: the digest is in the observation.
     [part] = second.turns[0].observation
     assert read_image(tmp_path, part["blake2b"]) == PNG  # type: ignore[index]
+
+
+def test_the_images_of_a_long_record_are_not_all_in_memory(tmp_path: Path) -> None:
+    recorder, size = Recorder(tmp_path), 50_000
+    for number in range(200):
+        image = Image(f"{number:04x}", 4, PNG + bytes(size))
+        recorder.episodes(number, [Trajectory(Task("x", number), turns=[turn(image)])])
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_episodes(tmp_path / EPISODES)) == 200
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100 * size
 
 
 def test_a_record_without_its_images_can_be_read(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def test_a_source_reads_back_what_it_writes(sampling: EvalSampling | None, sampl
         ("samples=0", "samples above 0"),
         ("samples=many", "samples above 0"),
         ("name=", "needs a name"),
+        ("samples=2&samples=2", "names 'samples' twice"),
+        ("name=a&temperature=1&name=b", "names 'name' twice"),
     ],
 )
 def test_a_source_with_other_options_is_refused(options: str, message: str) -> None:
@@ -132,8 +134,12 @@ def test_the_first_value_that_is_refused_is_named_and_no_other_is_examined() -> 
     refuse_values({"size": 4}, [("size", False, "is fine")])
 
 
-def test_a_share_of_failed_episodes_is_counted() -> None:
-    assert check_failures([True] * 9 + [False], 0.1) == 1
+@pytest.mark.parametrize(("failed", "limit"), [(10, 0.1), (29, 0.29), (57, 0.57)])
+def test_a_share_of_failed_episodes_is_counted(failed: int, limit: float) -> None:
+    valid = [True] * (100 - failed) + [False] * failed
+    assert check_failures(valid, limit) == failed
+    with pytest.raises(RolloutError, match=f"{failed + 1} of 100 episodes"):
+        check_failures([False, *valid[1:]], limit)
 
 
 @pytest.mark.parametrize("valid", [[True] * 8 + [False], [False], []])

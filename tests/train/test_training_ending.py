@@ -27,7 +27,7 @@ def written(recording: RunRecording, *iterations: int) -> None:
         recording.write_iteration(iteration)
 
 
-@pytest.mark.parametrize("code", [(), (0,), (None,), (False,)])
+@pytest.mark.parametrize("code", [(), (0,), (None,), (False,), (256,), (-512,)])
 def test_an_exit_with_status_0_is_an_error_that_names_its_place(code: tuple[Any, ...]) -> None:
     def in_the_environment() -> None:
         sys.exit(*code)

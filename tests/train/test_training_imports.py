@@ -50,9 +50,11 @@ def test_what_a_function_raises_makes_the_import_fail(module: str) -> None:
         raise RuntimeError("not this one")
 
     after_import(module, refuse)
-    with pytest.raises(RuntimeError, match="not this one"):
-        importlib.import_module(module)
-    assert module not in sys.modules
+    # A trainer may catch the error and import the module again, here or elsewhere.
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not this one"):
+            importlib.import_module(module)
+        assert module not in sys.modules
 
 
 def test_the_module_keeps_its_own_loader(module: str) -> None:

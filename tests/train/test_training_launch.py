@@ -55,6 +55,8 @@ def test_a_program_is_told_where_environments_run() -> None:
         ("it's", r"'it\'s'"),
         ("a\\", r"'a\\'"),
         ("a\\b", r"'a\b'"),
+        ("\\${x}", r"'\\\${x}'"),
+        ("\\\\${x}", r"'\\\\\${x}'"),
         ("${x}", r"'\${x}'"),
         ({}, "{}"),
         ({"a": True, "b_2": {"c": ["x y"]}}, "{a:true,b_2:{c:['x y']}}"),

@@ -157,9 +157,10 @@ def test_metrics_that_the_trainer_did_not_log_are_missing(tmp_path: Path) -> Non
 
 def test_of_several_names_the_first_that_is_logged_counts(tmp_path: Path) -> None:
     recording = RunRecording(tmp_path, ABOUT, NAMES)
-    for logged in ({"actor/ref_kl": 2.0}, {"actor/ref_kl": 2.0, "actor/kl": 1.0}):
+    named = {"actor/ref_kl": 2.0}, {"actor/ref_kl": 2.0, "actor/kl": 1.0}
+    for iteration, logged in enumerate(named):
         recording.keep_batch(golden_batch())
-        recording.write_iteration(0, logged)
+        recording.write_iteration(iteration, logged)
     assert [line["kl"] for line in lines(tmp_path)] == [2.0, 1.0]
 
 
@@ -398,6 +399,36 @@ def test_a_record_that_cannot_be_rewound_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot rewind"):
         recording.write_iteration(0)
     assert (tmp_path / METRICS).read_text() == '{"iteration": 0}\n'
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_an_iteration_is_not_written_twice(tmp_path: Path, again: int) -> None:
+    batch = list(golden_batch())
+    recording = RunRecording(tmp_path, ABOUT)
+    for iteration in range(2):
+        recording.keep_batch(batch)
+        recording.write_iteration(iteration)
+    recording.keep_batch(batch)
+    with pytest.raises(RecordError, match=f"iteration {again} is recorded already"):
+        recording.write_iteration(again)
+    assert len(read_run(tmp_path).metrics) == 2
+    recording.write_iteration(2)
+
+
+def test_a_record_of_which_one_file_is_damaged_stays_as_it_is(tmp_path: Path) -> None:
+    batch = list(golden_batch())
+    first = RunRecording(tmp_path, ABOUT)
+    for iteration in range(2):
+        first.keep_batch(batch)
+        first.write_iteration(iteration)
+    with (tmp_path / EPISODES).open("a") as file:
+        file.write("what is no JSON\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    again = RunRecording(tmp_path, ABOUT)
+    again.keep_batch(batch)
+    with pytest.raises(RecordError, match=f"{EPISODES}, line {2 * len(batch) + 1} is damaged"):
+        again.write_iteration(1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,31 @@ def test_a_native_setting_may_not_contradict_the_experiment() -> None:
             made.with_native({"+lr": 0.5}, run(eight({"x": {name: 1}})))
 
 
+@pytest.mark.parametrize(
+    ("settings", "native"),
+    [
+        ({"+optim.lr": 0.5, "n": 1}, {"optim": {"lr": 1.0}}),
+        ({"actor.optim.lr": 0.5}, {"actor": {"optim": {"eps": 1e-5}}}),  # trainers may replace it
+        ({"actor.optim.lr": 0.5}, {"+actor.optim": None}),
+        ({"args": {"a": 1, "b": {"c": 2}}}, {"args.a": 2}),
+        ({"args": {"a": 1, "b": {"c": 2}}}, {"args.b": {"d": 3}}),
+    ],
+    ids=str,
+)
+def test_a_native_table_may_not_contradict_it_either(
+    settings: dict[str, Any], native: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"native\.x\.\S+: the experiment or the hardware"):
+        table("x").with_native(settings, run(eight({"x": native})))
+
+
+def test_a_native_table_of_its_own_is_given() -> None:
+    settings = {"optim.lr": 0.5, "args": {"a": 1}, "kept": {}}
+    native = {"optim.more": {"eps": 1e-5}, "args.b": 2, "optimizer": {"lr": 1.0}, "kept.a": 1}
+    made = table("x").with_native(settings, run(eight({"x": native})))
+    assert made == settings | native
+
+
 # Refusals
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gem_train.experiment.hardware import Hardware, model_config
+from gem_train.experiment.hardware import Hardware, language, model_config
 from gem_train.experiment.runspec import RunSpec
 from gem_train.platforms import Platform, digest, python_path, socket_folder
 
@@ -40,7 +40,7 @@ def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return verl's settings and environment variables on CPU."""
     rollout, ray = "actor_rollout_ref.rollout", "ray_kwargs.ray_init"
     # A bucket must hold the largest weight, which is that of the embeddings, in fp32.
-    model = model_config(spec.policy.model)
+    model = language(model_config(spec.policy.model))
     largest = 4 * int(model.get("vocab_size", 0)) * int(model.get("hidden_size", 0))
     settings: dict[str, Any] = {
         "trainer.device": "cpu",

@@ -229,11 +229,18 @@ def _server_environment(options: Options) -> Mapping[str, str]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and its group: SIGTERM, then SIGKILL."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
+    try:
+        _signal(process, signal.SIGTERM)
+    finally:
+        # A signal to this process, such as a second Ctrl-C, ends the wait and not the clearing up.
+        _signal(process, signal.SIGKILL)
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -136,11 +136,13 @@ def build(name: str, *, repository: Path, cache: Path, venvs: Path) -> Path:
     base = _third_party(REQUIREMENTS / f"{name}.txt", cache / "venvs", spec)
     thin = venvs / name
     stamp = _stamp(base, repository, spec)
-    if _read(thin / MARKER) == stamp:
-        print(f"{name}: {thin} is up to date")
-        return thin
-    _thin(base, thin, [repository / "packages" / package for package in spec.packages])
-    (thin / MARKER).write_text(stamp, encoding="utf-8")
+    venvs.mkdir(parents=True, exist_ok=True)
+    with _locked(venvs / f"{name}.lock"):
+        if _read(thin / MARKER) == stamp:
+            print(f"{name}: {thin} is up to date")
+            return thin
+        _thin(base, thin, [repository / "packages" / package for package in spec.packages])
+        (thin / MARKER).write_text(stamp, encoding="utf-8")
     print(f"{name}: {thin} built in {time.monotonic() - began:.1f} s")
     return thin
 

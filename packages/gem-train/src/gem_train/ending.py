@@ -41,7 +41,8 @@ def to_the_end(
             f"the run ended{after}, because code that runs in it called sys.exit({error.code!r}): "
             f"{exit_place(error)}"
         )
-        if error.code in (None, 0, False):
+        # The system keeps the last eight bits of a status.
+        if error.code is None or (isinstance(error.code, int) and error.code % 256 == 0):
             raise UnfinishedError(message) from error
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{message}\n")

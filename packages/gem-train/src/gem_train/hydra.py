@@ -34,7 +34,7 @@ def hydra_value(value: Any) -> str:
     if isinstance(value, str | Path):
         if _PLAIN.fullmatch(str(value)) and str(value).lower() not in _KEYWORDS:
             return str(value)
-        # Hydra takes backslashes for escapes only before a quote, and `${` for a reference.
+        # Backslashes are escapes only before a quote, or before `${`, which is a reference.
         text = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), str(value))
-        return f"'{text}'".replace("${", r"\${")
+        return re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + r"\${", f"'{text}'")
     return repr(value)

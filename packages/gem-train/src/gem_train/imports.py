@@ -22,7 +22,8 @@ Then: TypeAlias = Callable[[ModuleType], object]
 def after_import(name: str, then: Then) -> None:
     """Call `then(module)` now if module `name` is imported, else right after its import.
 
-    If `then` raises, the import fails. Functions for the same module are called in order.
+    If `then` raises, the import fails, and so does the next one. Functions for the same module are
+    called in order.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -92,8 +93,10 @@ class _Following(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for then in self._waiting.pop(module.__name__, []):
+        for then in self._waiting.get(module.__name__, []):
             then(module)
+        # Only now: if one of them raises, the next import of the module must not go without.
+        self._waiting.pop(module.__name__, None)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # not set yet, in an unpickled or copied object

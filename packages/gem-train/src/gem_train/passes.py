@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
-from gem_train.experiment.hardware import Hardware, model_config
+from gem_train.experiment.hardware import Hardware, language, model_config
 from gem_train.experiment.runspec import RunSpec
 
 Layout: TypeAlias = Literal["packed", "dynamic", "fixed", "server"]
@@ -74,6 +74,6 @@ def pass_tokens(spec: RunSpec, hardware: Hardware, *, fused: bool = False) -> in
         fused: Whether the trainer never makes the logits of a whole pass. On a GPU the default is
             then 16,384 tokens.
     """
-    vocabulary = model_config(spec.policy.model).get("vocab_size", 2**17)
+    vocabulary = language(model_config(spec.policy.model)).get("vocab_size", 2**17)
     default = 16_384 if fused and not hardware.cpu else min(2**28 // int(vocabulary), 65_536)
     return max(hardware.learner.pass_tokens or default, spec.policy.tokens)

@@ -48,6 +48,8 @@ REPLACED = ("metrics.replaced.jsonl", "episodes.replaced.jsonl")
 SCHEMA = 1
 """Version of the format. To be raised when a field is renamed, removed or means something else; a
 new field that may be missing needs no new version."""
+_MOST_IMAGES = 64
+"""About so many images of earlier episodes are kept while a record is read, for equal ones."""
 
 
 @dataclass(frozen=True)
@@ -361,24 +363,26 @@ class Recorder:
             RecordError: A file is damaged or cannot be written; the record is as it was.
         """
         after = (iteration, split == "train")
-        spent = 0.0
-        for name, aside in zip((METRICS, EPISODES), REPLACED, strict=True):
-            path = self.folder / name
-            partial, replaced = path.with_suffix(".partial"), self.folder / aside
-            later = []
-            try:
+        spent, path = 0.0, self.folder
+        found: list[tuple[Path, Path, Path, list[bool]]] = []
+        try:
+            for name, other in zip((METRICS, EPISODES), REPLACED, strict=True):
+                path, later = self.folder / name, []
                 for entry in _entries(path):
                     later.append((entry["iteration"], entry["split"] == "train") >= after)
                     if not later[-1]:
                         spent = entry.get("time_s", spent)
-                if not any(later):
-                    continue
-                with path.open("rb") as old, partial.open("wb") as kept, replaced.open("ab") as end:
+                if any(later):
+                    found.append((path, path.with_suffix(".partial"), self.folder / other, later))
+            for path, partial, aside, later in found:
+                with path.open("rb") as old, partial.open("wb") as kept, aside.open("ab") as end:
                     for line, moved in zip(old, later, strict=True):
                         (end if moved else kept).write(line)
+            # Only when all is read and written: one file must not be rewound without the other.
+            for path, partial, *_ in found:
                 partial.replace(path)
-            except (OSError, ValueError, KeyError) as error:
-                raise RecordError(f"cannot rewind {path}: {error}") from error
+        except (OSError, ValueError, KeyError) as error:
+            raise RecordError(f"cannot rewind {path}: {error}") from error
         self._began -= spent
 
 
@@ -579,6 +583,8 @@ def read_episodes(
             continue
         with _named(place):
             record = _episode(line)
+        if len(images) > _MOST_IMAGES:
+            images.clear()
         record = replace(record, trajectory=with_images(record.trajectory, path.parent, images))
         if "sample" in record.notes:
             task = record.trajectory.task

@@ -183,7 +183,8 @@ class RunRecording:
             `metrics`, `tokens_per_s`.
 
         Raises:
-            RecordError: It cannot be written, or an iteration before it was not.
+            RecordError: It cannot be written, is written already, or an iteration before it is
+                not.
         """
         batch = self._batch
         if batch is None:
@@ -278,6 +279,11 @@ class RunRecording:
                     f"{self.iterations - 1}: what is between them was not recorded. Every "
                     "iteration has to be logged; a run that goes on from a later checkpoint needs "
                     "a record of its own"
+                )
+            if split == "train" and iteration < self.iterations:
+                raise RecordError(
+                    f"{self.folder}: iteration {iteration} is recorded already; the trainer logged "
+                    "it twice, or iterations are counted wrongly"
                 )
             self._recorder.metrics(iteration, metrics, split)
             self._recorder.episodes(

@@ -341,7 +341,8 @@ def check_failures(
         RolloutError: Too many episodes failed, or all. The message lists the causes.
     """
     failed = sum(not each for each in valid)
-    if failed == len(valid) or failed > limit * len(valid):
+    # The quotient is the float that a limit such as 0.29 is; the product need not be the count.
+    if failed == len(valid) or failed / len(valid) > limit:
         raise RolloutError(
             f"{failed} of {len(valid)} episodes of {batch} failed; at most a share of "
             f"{limit:g} may. {failure_reasons(failures) or 'The reasons are in the log.'}"

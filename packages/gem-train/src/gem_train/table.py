@@ -357,14 +357,18 @@ class Table:
         """Return a trainer's settings with those that the user gives it as they are.
 
         Raises:
-            ConfigurationError: The adapter has set one of them.
+            ConfigurationError: The adapter has set one of them, or a key in it.
         """
         made = {name.lstrip("+"): value for name, value in settings.items()}
+        made |= flatten(made)
         for name in run.native:
-            if name.lstrip("+") in made:
+            place = name.lstrip("+")
+            # Some trainers merge a table into theirs, others replace theirs by it.
+            if decided := [key for key in made if f"{key}.".startswith(f"{place}.")]:
+                what = "it" if decided[0] == place else f"{decided[0]}, a part of it"
                 raise ConfigurationError(
-                    f"native.{self.trainer}.{name}: the experiment or the hardware decides it "
-                    f"({made[name.lstrip('+')]!r}); change it there"
+                    f"native.{self.trainer}.{name}: the experiment or the hardware decides {what} "
+                    f"({made[decided[0]]!r}); change it there, and name other parts one by one"
                 )
         return {**settings, **run.native}
 

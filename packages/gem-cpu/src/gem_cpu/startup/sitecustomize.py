@@ -29,7 +29,7 @@ if os.environ.get("GEM_CPU") == "1":
     torchvision_plugin.install()
     trl_plugin.install()
 
-_here = Path(__file__).parent
+_here = Path(__file__).resolve().parent
 for _folder in sys.path:
     _hidden = Path(_folder) / "sitecustomize.py"
     if _folder and Path(_folder).resolve() != _here and _hidden.is_file():

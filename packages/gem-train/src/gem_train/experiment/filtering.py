@@ -134,7 +134,11 @@ def filtered(episodes: Sequence[HasTurns], most: int, shaping: Shaping) -> Filte
             found.append(math.fsum(shaping.rewards(episode.rewards)))
     compared = {group: each for group, each in returns.items() if len(each) > 1}
     # A return that is not finite is no number to compare; the estimator names it.
-    different = [g for g, each in compared.items() if not max(each) - min(each) <= SAME]
+    different = [
+        group
+        for group, each in compared.items()
+        if not all(map(math.isfinite, each)) or max(each) - min(each) > SAME
+    ]
     chosen = set(different[:most])
     counts = {
         "played_groups": len(returns),

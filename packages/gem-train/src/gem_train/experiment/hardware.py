@@ -148,7 +148,7 @@ def check_model(spec: RunSpec, hardware: Hardware) -> None:
     Raises:
         ConfigurationError: The message names the key.
     """
-    heads = model_config(spec.policy.model).get("num_attention_heads")
+    heads = language(model_config(spec.policy.model)).get("num_attention_heads")
     for part, size in (
         ("engine", hardware.engine.tensor_parallel),
         ("learner", hardware.learner.tensor_parallel),
@@ -173,7 +173,7 @@ def logit_scales(model: str) -> list[str]:
         model: A folder or a name. A model that is not downloaded is taken to have none: ask again
             when the run begins.
     """
-    config = known_config(model)
+    config = language(known_config(model))
     return [key for key in SCALES if config.get(key) not in (None, 1)]
 
 
@@ -222,3 +222,8 @@ def model_config(model: str) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = read_json(config, dict[str, Any], DataError)
     return found
+
+
+def language(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a `config.json` says of the language model: one that sees has a table for it."""
+    return {**config, **(config.get("text_config") or {})}

@@ -238,7 +238,9 @@ def importance_weights(old: Tensor, sampler: Tensor, how: Correction, row_sum: R
     ratio = (row_sum(difference) if how.tis_level == "sequence" else difference).exp()
     if how.tis_outside == "clip":
         return ratio.clamp(how.tis_floor, how.tis_clip)
-    return ratio * _within(ratio, how.tis_floor, how.tis_clip)
+    # Not a product: the ratio of a long row may be infinite, and infinity times 0 is NaN.
+    left_out = ~(_within(ratio, how.tis_floor, how.tis_clip) | ratio.isnan())
+    return ratio.masked_fill(left_out, 0.0)
 
 
 def bounded(old: Tensor, sampler: Tensor, how: Correction, row_sum: RowSum) -> Tensor:

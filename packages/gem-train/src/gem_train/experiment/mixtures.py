@@ -168,8 +168,13 @@ class Mixture(TaskSequence):
     @property
     def never(self) -> list[int]:
         """Environments, by index, that have no task."""
-        drawn = {part for part, _ in self._order}
-        return [index for index in range(len(self.parts)) if index not in drawn]
+        return [index for index in range(len(self.parts)) if not self.count(index)]
+
+    def count(self, index: int) -> int:
+        """Return how many of the tasks are of an environment, by index."""
+        order = [part for part, _ in self._order]
+        rounds, rest = divmod(self.n, len(order))
+        return rounds * order.count(index) + order[:rest].count(index)
 
     @property
     def samples(self) -> list[Task]:

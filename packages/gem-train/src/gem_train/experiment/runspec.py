@@ -29,6 +29,8 @@ from gem_train.experiment.tasksets import EvalSampling, Source, check_names
 
 MAX_FAILED_FRACTION = 0.1
 """Default of the share of failed episodes above which a run stops."""
+EVAL_SEED = 500_000
+"""Default seed of an evaluation's first task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class EvalPart(EvalSampling):
     seed: int = setting(
         "episode j has seed `seed + j`; the default is between the training tasks of any two seeds "
         "of a sweep",
-        500_000,
+        EVAL_SEED,
     )
     episodes: int = setting("tasks per evaluation", 64, least=1)
     samples: int = setting("episodes of each task", 1, least=1)
@@ -266,6 +268,7 @@ class RunSpec:
         spec._check_sampling()
         check_names([part.name for part in spec.eval], "eval")
         spec._check_mixture()
+        spec._check_apart()
         spec._check_judges()
         return spec
 
@@ -397,11 +400,12 @@ class RunSpec:
                 f"algorithm.critic_warmup: the advantage {algorithm.advantage!r} has no critic; "
                 f"leave it out, got {alone}"
             )
-        if alone >= iterations:
-            raise ConfigurationError(
-                "algorithm.critic_warmup must be below training.iterations = "
-                f"{iterations}, got {alone}"
-            )
+        for name, given in (("critic_warmup", alone), ("kl_reset", algorithm.kl_reset)):
+            if given is not None and given >= iterations:
+                raise ConfigurationError(
+                    f"algorithm.{name} must be below training.iterations = {iterations}, got "
+                    f"{given}"
+                )
 
     def _check_bounds(self) -> None:
         """Refuse bounds of a correction that contradict each other."""
@@ -423,13 +427,14 @@ class RunSpec:
         weighs = algorithm.weighs, "without tis_clip or tis_floor"
         gate = algorithm.loss == "sapo"
         fades, clips = (gate, f"to the loss {algorithm.loss!r}"), (not gate, "to the loss 'sapo'")
+        below = algorithm.loss == "ppo" or algorithm.clip_high is None
         penalty = algorithm.kl_coef > 0, "without algorithm.kl_coef"
         adapters = policy.lora_rank > 0, "without policy.lora_rank"
         by_group = algorithm.advantage == "grpo" or algorithm.advantage not in BUILT_IN
         conditions = {
             "policy.lora_alpha": adapters,
             "policy.lora_init": adapters,
-            "algorithm.clip": clips,
+            "algorithm.clip": clips if gate else (below, "to the loss 'cispo' with clip_high"),
             "algorithm.clip_high": clips,
             "algorithm.dual_clip": (algorithm.loss == "ppo", f"to the loss {algorithm.loss!r}"),
             "algorithm.group_std": (by_group, f"to the advantage {algorithm.advantage!r}"),
@@ -508,6 +513,22 @@ class RunSpec:
                     raise ConfigurationError(
                         f"{key}.schedule[{number}].iteration: the run has the iterations 0 to "
                         f"{iterations - 1}, got {stage.iteration}"
+                    )
+
+    def _check_apart(self) -> None:
+        """Refuse the default seeds of an evaluation where the run trains on its tasks."""
+        n = len(self.task_set)
+        mixture = Mixture(self.env, n, self.training.tasks)
+        for part in (each for each in self.eval if each.seed == EVAL_SEED):
+            for index, env in enumerate(self.env):
+                params = [env.params_after(k) for k in range(len(env.schedule) + 1)]
+                end = env.seed + mixture.count(index)
+                same = env.id == part.id and part.params in params
+                if same and env.seed < EVAL_SEED + part.episodes and end > EVAL_SEED:
+                    raise ConfigurationError(
+                        f"eval.{part.name}.seed: tasks from {EVAL_SEED} on are trained on too: the "
+                        f"{end - env.seed} tasks of {env.shown!r} have the seeds from {env.seed} "
+                        f"on; set it to {end} or more"
                     )
 
     def _check_judges(self) -> None:

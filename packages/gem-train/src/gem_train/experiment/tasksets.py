@@ -76,7 +76,11 @@ class Source:
         """
         uri, _, fragment = text.partition("#")
         tasks = parse_tasks(uri)
-        options: dict[str, Any] = dict(parse_qsl(fragment, keep_blank_values=True))
+        options: dict[str, Any] = {}
+        for key, value in parse_qsl(fragment, keep_blank_values=True):
+            if key in options:
+                raise ConfigurationError(f"{text!r}: after '#' it names {key!r} twice")
+            options[key] = value
         name = options.pop("name", tasks.env_id)
         numbers = {key: _number(value) for key, value in options.items()}
         samples = numbers.pop("samples", 1)
