@@ -34,6 +34,19 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def test_texts_of_a_sweep_file_reach_the_spec_as_they_are(
+    spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    said = 'Think 🤔 of "é", C:\\x'
+    path = write(
+        tmp_path / "sweep.toml",
+        f"[[runs]]\nspec = \"{spec_file().name}\"\nset.policy.system_prompt = '{said}'\n",
+    )
+    [run] = read([path])
+    assert run.spec.policy.system_prompt == said
+    assert load_spec(run.path, run.overrides) == run.spec
+
+
 def test_a_part_is_every_combination_of_trainers_values_and_seeds(
     spec_file: WriteSpec, tmp_path: Path
 ) -> None:
