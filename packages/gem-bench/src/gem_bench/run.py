@@ -401,13 +401,18 @@ def _judge(
 
 @contextlib.contextmanager
 def signals_collected() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of letting them end the process."""
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of letting them end the process.
+
+    SIGHUP only if it would end the process: under `nohup` a run is to outlive its terminal.
+    """
     received: list[int] = []
 
     def collect(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        wanted.append(signal.SIGHUP)
     before = {number: signal.signal(number, collect) for number in wanted}
     try:
         yield received
