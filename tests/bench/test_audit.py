@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("transformers", reason="the reference trainer needs it")
 tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
 
+from safetensors.torch import save_file  # noqa: E402
+
 from gem_bench import reference  # noqa: E402
 from gem_bench.audit import MULTIPLE, TELLING, Audit, audit, judge, lines, pooled, telling  # noqa: E402
 from gem_bench.noise import perturbed_copy  # noqa: E402
@@ -136,6 +138,21 @@ def test_a_run_from_weights_that_differ_by_rounding_is_not_told_apart(
     assert judge(audits) == []
     # The floor is no larger than it must be: what rounding does is a good part of it.
     assert max(a.logprob_difference or 0.0 for a in audits) > audits[-1].logprob_noise / MULTIPLE
+
+
+def test_weights_that_cannot_be_perturbed_are_no_perturbed_copy(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with pytest.raises(ConfigurationError, match="has no weights"):
+        perturbed_copy(model, tmp_path / "first", seed=1)
+    save_file({"w": torch.ones(8, dtype=torch.bfloat16)}, model / "model.safetensors")
+    with pytest.raises(ConfigurationError, match="weights in torch.bfloat16 cannot change"):
+        perturbed_copy(model, tmp_path / "second", seed=1)
+    save_file({"w": torch.ones(8)}, model / "model.safetensors")
+    perturbed_copy(model, tmp_path / "third", seed=1)
+    # Files of another model may come first when the copy is loaded.
+    with pytest.raises(FileExistsError):
+        perturbed_copy(model, tmp_path / "third", seed=1)
 
 
 def test_updates_that_amplify_rounding_are_not_the_trainers_fault(
