@@ -18,7 +18,7 @@ from gem.errors import GemError
 from gem.pictures import data_url, image_kind
 from gem_bench import sections
 from gem_bench.compare import compare
-from gem_bench.plot import COLORS, RATES, dashes, plot
+from gem_bench.plot import COLORS, dashes, plot
 from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run, landmarks
 from gem_bench.stats import t_quantile
 from gem_bench.tokens import find_tokenizer, token_bytes
@@ -100,7 +100,6 @@ def page(
         "window": window,
         "axes": X_AXES,
         "metrics": METRICS,
-        "rates": RATES,
         "vocabularies": vocabularies.used(),
         "episodes": episodes,
     }
