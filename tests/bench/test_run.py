@@ -202,6 +202,18 @@ def test_a_trainer_that_stops_early_without_an_error_has_failed(
     assert "recorded only 3 of 6 iterations" in err
 
 
+def test_a_trainer_that_damages_its_record_has_failed(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("damaged"), "--to", "fake", "--out", out))
+    assert code == 1, err
+    assert "metrics.jsonl, line 4 is damaged" in err
+    run = json.loads((out / "run.json").read_text())
+    assert run["status"] == "failed"
+    assert "command" in run["seconds"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_the_trainer_and_keeps_the_record(
     gem_bench: Start, spec_file: WriteSpec, tmp_path: Path, number: signal.Signals
