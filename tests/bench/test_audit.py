@@ -186,6 +186,11 @@ def test_a_record_that_is_cut_off_is_refused(recorded: Callable[..., RunRecord])
     path.unlink()
     with pytest.raises(ConfigurationError, match="lacks 4 training episodes of iteration 0"):
         next(audit(run))
+    # As if a trainer had gone on from a checkpoint with a record of its own.
+    path = run.folder / METRICS
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(ConfigurationError, match="begins with iteration 1, but a replay with"):
+        next(audit(read_run(run.folder)))
     (run.folder / METRICS).unlink()
     with pytest.raises(ConfigurationError, match="has no training iteration"):
         next(audit(read_run(run.folder)))
