@@ -319,6 +319,21 @@ def test_report_and_picture_have_the_same_bands(browse: Any, make_run: Callable[
             assert [each[place] for each in band] == pytest.approx(edge, abs=1e-4), metric
 
 
+def test_the_window_counts_iterations_also_where_a_point_is_the_mean_of_several(
+    browse: Any, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = load_runs([make_run(iterations=24, skill=0.03)])
+    monkeypatch.setattr("gem_bench.report._MOST_POINTS", 12)
+    shown, _ = browse(
+        report(groups, window=4), 'return drawing(data.groups[0], "turns_mean").mean;'
+    )
+    drawn = drawing(groups[0], "turns_mean", "iteration", 4)
+    assert drawn is not None
+    wanted = dict(zip(drawn.mean.x, drawn.mean.y, strict=True))
+    assert [x for x, _ in shown] == [*range(1, 24, 2)]
+    assert [y for _, y in shown[1:]] == pytest.approx([wanted[x] for x, _ in shown[1:]], abs=1e-4)
+
+
 def test_this_test_would_notice_a_complaint(browse: Any, html: str) -> None:
     _, console = browse(html, 'console.error("broken"); return {};')
     assert len(console) == 1

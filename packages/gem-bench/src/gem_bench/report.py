@@ -311,13 +311,16 @@ def run_splits(run: Run) -> dict[str, Any]:
     found = {}
     for split, curve in run.curves.items():
         whole, parts = curve.thinned(_MOST_POINTS).divided()
-        found[split] = _curve(whole)
-        found |= {f"env:{name}": _curve(part) for name, part in parts.items()}
+        of_each = math.ceil(len(curve.iterations) / len(whole.iterations))
+        found[split] = _curve(whole, of_each)
+        found |= {f"env:{name}": _curve(part, of_each) for name, part in parts.items()}
     return found
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _curve(curve: Curve, of_each: int) -> dict[str, Any]:
+    """Return a curve, each of whose points is the mean of `of_each`."""
     return {
+        "of_each": of_each,
         "iteration": curve.iterations,
         "tokens": curve.tokens,
         "time": _rounded(curve.seconds),

@@ -67,18 +67,20 @@ function ofRate(m, half) {
 }
 /** What to draw for a group: thin runs, thick mean, and a band as far as two runs reach. */
 function drawing(group, metric) {
-  const raw = [];
+  const raw = [], windows = [];
+  // An evaluation is a measurement of its own; neighbours say little about it.
+  const window = view.split.startsWith("eval:") ? 1 : view.window;
   for (const run of group.runs) {
     const curve = run.splits[view.split];
     const column = curve && curve.columns[metric];
     if (!column) continue;
     const points = curve[view.axis].map((x, i) => [x, column[i]]).filter(([, y]) => y !== null);
-    if (points.length) raw.push(points);
+    if (!points.length) continue;
+    raw.push(points);
+    windows.push(Math.max(1, Math.round(window / curve.of_each)));
   }
   if (!raw.length) return null;
-  // An evaluation is a measurement of its own; neighbours say little about it.
-  const window = view.split.startsWith("eval:") ? 1 : view.window;
-  const runs = raw.map((points) => smooth(points, window));
+  const runs = raw.map((points, i) => smooth(points, windows[i]));
   if (runs.length === 1) return { runs: window > 1 ? raw : [], mean: runs[0], band: null };
   const ends = runs.map((r) => r.at(-1)[0]);
   const begin = Math.max(...runs.map((r) => r[0][0])), end = Math.max(...ends);
