@@ -127,6 +127,9 @@ def main(mode, run_dir, iterations, every):
             os.kill(os.getpid(), signal.SIGKILL)
         if i == 2 and mode == "short":
             return
+        if i == 2 and mode == "damaged":
+            with (run_dir / "metrics.jsonl").open("a") as file:
+                file.write('{"iteration": 3}\\n')
         if i == 2 and mode in ("hang", "stubborn"):
             (run_dir / "hanging").write_text(str(os.getpid()))
             time.sleep(600)

@@ -37,8 +37,15 @@ def test_environments_have_the_same_weight_whatever_their_number_of_runs() -> No
     assert mean([[0.0, 0.0, 0.0], [1.0]]).mean == 0.5
 
 
-def test_single_runs_have_no_interval() -> None:
-    for found in (mean([[0.2], [0.7]]), probability_of_improvement([[0.2]], [[0.1]])):
+def test_where_an_environment_has_a_single_run_there_is_no_interval() -> None:
+    """Nothing says how its runs differ; that of the others alone would be too narrow."""
+    for found in (
+        mean([[0.2], [0.7]]),
+        mean([[0.2, 0.4, 0.3], [0.7]]),
+        interquartile_mean([[0.2, 0.4, 0.3], [0.7]]),
+        probability_of_improvement([[0.2]], [[0.1]]),
+        probability_of_improvement([[0.2, 0.3]], [[0.1]]),
+    ):
         assert (found.low, found.high, found.method) == (None, None, "none")
 
 

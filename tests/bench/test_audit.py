@@ -19,6 +19,8 @@ torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("transformers", reason="the reference trainer needs it")
 tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
 
+from safetensors.torch import save_file  # noqa: E402
+
 from gem_bench import reference  # noqa: E402
 from gem_bench.audit import MULTIPLE, TELLING, Audit, audit, judge, lines, pooled, telling  # noqa: E402
 from gem_bench.noise import perturbed_copy  # noqa: E402
@@ -138,6 +140,21 @@ def test_a_run_from_weights_that_differ_by_rounding_is_not_told_apart(
     assert max(a.logprob_difference or 0.0 for a in audits) > audits[-1].logprob_noise / MULTIPLE
 
 
+def test_weights_that_cannot_be_perturbed_are_no_perturbed_copy(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with pytest.raises(ConfigurationError, match="has no weights"):
+        perturbed_copy(model, tmp_path / "first", seed=1)
+    save_file({"w": torch.ones(8, dtype=torch.bfloat16)}, model / "model.safetensors")
+    with pytest.raises(ConfigurationError, match="weights in torch.bfloat16 cannot change"):
+        perturbed_copy(model, tmp_path / "second", seed=1)
+    save_file({"w": torch.ones(8)}, model / "model.safetensors")
+    perturbed_copy(model, tmp_path / "third", seed=1)
+    # Files of another model may come first when the copy is loaded.
+    with pytest.raises(FileExistsError):
+        perturbed_copy(model, tmp_path / "third", seed=1)
+
+
 def test_updates_that_amplify_rounding_are_not_the_trainers_fault(
     recorded: Callable[..., RunRecord],
 ) -> None:
@@ -169,6 +186,11 @@ def test_a_record_that_is_cut_off_is_refused(recorded: Callable[..., RunRecord])
     path.unlink()
     with pytest.raises(ConfigurationError, match="lacks 4 training episodes of iteration 0"):
         next(audit(run))
+    # As if a trainer had gone on from a checkpoint with a record of its own.
+    path = run.folder / METRICS
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(ConfigurationError, match="begins with iteration 1, but a replay with"):
+        next(audit(read_run(run.folder)))
     (run.folder / METRICS).unlink()
     with pytest.raises(ConfigurationError, match="has no training iteration"):
         next(audit(read_run(run.folder)))

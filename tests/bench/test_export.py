@@ -133,6 +133,16 @@ def test_what_is_there_stays_unless_it_is_to_be_replaced(record: Path, tmp_path:
 
 
 @pytest.mark.parametrize("to", READERS)
+def test_a_folder_that_no_export_has_written_is_never_replaced(to: str, record: Path) -> None:
+    for folder in (record, record.parent):
+        with pytest.raises(
+            ConfigurationError, match="is a folder of something else than a dataset"
+        ):
+            export([record], to, folder, overwrite=True)
+    assert (record / EPISODES).exists()
+
+
+@pytest.mark.parametrize("to", READERS)
 def test_a_damaged_record_is_named_and_nothing_is_left(
     to: str, record: Path, tmp_path: Path
 ) -> None:

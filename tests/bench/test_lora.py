@@ -154,13 +154,20 @@ def test_adapters_of_another_model_are_refused(change: str, tmp_path: Path) -> N
         ("lora_alpha", 32, rf"lora_alpha is 32 in .*{CONFIG}, but policy.lora_alpha is 6.0"),
         ("r", 4, rf"r is 4 in .*{CONFIG}, but policy.lora_rank is 2"),
         ("use_rslora", True, rf"use_rslora is True in .*{CONFIG}, but .* is False"),
+        ("alpha_pattern", {"q_proj": 32}, rf"alpha_pattern is .*q_proj.* in .*{CONFIG}, but "),
     ],
 )
 def test_adapters_of_another_scale_are_refused(
     entry: str, value: object, said: str, tmp_path: Path
 ) -> None:
     exported(adapted(), tmp_path)
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "use_rslora": False}
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 6,
+        "use_rslora": False,
+        "alpha_pattern": {},
+    }
     (tmp_path / CONFIG).write_text(json.dumps(config))
     adapted(init=tmp_path)
     (tmp_path / CONFIG).write_text(json.dumps({**config, entry: value}))

@@ -193,6 +193,12 @@ def test_a_checkpoint_that_cannot_be_read_is_named_with_what_to_do(
     spec = make_spec(training__iterations=2)
     train(spec, tmp_path, every=1)
     last = tmp_path / "checkpoints" / "iteration-000002.pt"
+    state = torch.load(last, weights_only=True)
+    name, weight = state["policy"]["weights"].popitem()
+    state["policy"]["weights"][f"{name}_as_another_version_calls_it"] = weight
+    torch.save(state, last)
+    with pytest.raises(RecordError, match=rf"policy: weights do not fit .*: {name}.*Remove it"):
+        train(spec, tmp_path, every=1)
     last.write_bytes(last.read_bytes()[:1000])
     with pytest.raises(RecordError, match=r"iteration-000002.pt: .*Remove it, and the run goes on"):
         train(spec, tmp_path, every=1)

@@ -17,7 +17,7 @@ from gem.tasks import Task
 from gem.trajectory import Failure, Trajectory, Turn
 from gem_bench import evaluations
 from gem_bench.evaluations import Evaluation
-from gem_bench.plot import ticks
+from gem_bench.plot import drawing, ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs
 from gem_train.record import Recorder
@@ -303,6 +303,35 @@ def test_report_and_picture_have_the_same_ticks(browse: Any, html: str) -> None:
     result, _ = browse(html, f"return {json.dumps(ranges)}.map(([a, b]) => ticks(a, b, 6));")
     for (low, high), drawn in zip(ranges, result, strict=True):
         assert drawn == pytest.approx(ticks(low, high))
+
+
+def test_report_and_picture_have_the_same_bands(browse: Any, make_run: Callable[..., Path]) -> None:
+    groups = load_runs([make_run(seed=seed, skill=0.02 + 0.03 * seed) for seed in range(3)])
+    metrics = ("success_rate", "return_mean", "turns_mean")
+    result, _ = browse(
+        report(groups, window=4),
+        f"return {json.dumps(metrics)}.map((metric) => drawing(data.groups[0], metric).band);",
+    )
+    for metric, band in zip(metrics, result, strict=True):
+        drawn = drawing(groups[0], metric, "iteration", 4)
+        assert drawn is not None and max(drawn.high) > max(drawn.low)
+        for place, edge in ((1, drawn.low), (2, drawn.high)):
+            assert [each[place] for each in band] == pytest.approx(edge, abs=1e-4), metric
+
+
+def test_the_window_counts_iterations_also_where_a_point_is_the_mean_of_several(
+    browse: Any, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = load_runs([make_run(iterations=24, skill=0.03)])
+    monkeypatch.setattr("gem_bench.report._MOST_POINTS", 12)
+    shown, _ = browse(
+        report(groups, window=4), 'return drawing(data.groups[0], "turns_mean").mean;'
+    )
+    drawn = drawing(groups[0], "turns_mean", "iteration", 4)
+    assert drawn is not None
+    wanted = dict(zip(drawn.mean.x, drawn.mean.y, strict=True))
+    assert [x for x, _ in shown] == [*range(1, 24, 2)]
+    assert [y for _, y in shown[1:]] == pytest.approx([wanted[x] for x, _ in shown[1:]], abs=1e-4)
 
 
 def test_this_test_would_notice_a_complaint(browse: Any, html: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from gem_bench.__main__ import main
 from gem_bench.learning import nothing_learnt
 from gem_bench.processes import Family, _processes, _processes_by_ps
-from gem_bench.run import _exit
+from gem_bench.run import _exit, signals_collected
 from gem_train.experiment.runspec import RunSpec
 from gem_train.preflight import check, environments
 from gem_train.record import Recorder, read_run
@@ -202,6 +202,18 @@ def test_a_trainer_that_stops_early_without_an_error_has_failed(
     assert "recorded only 3 of 6 iterations" in err
 
 
+def test_a_trainer_that_damages_its_record_has_failed(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("damaged"), "--to", "fake", "--out", out))
+    assert code == 1, err
+    assert "metrics.jsonl, line 4 is damaged" in err
+    run = json.loads((out / "run.json").read_text())
+    assert run["status"] == "failed"
+    assert "command" in run["seconds"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_the_trainer_and_keeps_the_record(
     gem_bench: Start, spec_file: WriteSpec, tmp_path: Path, number: signal.Signals
@@ -216,6 +228,18 @@ def test_an_interrupted_run_ends_the_trainer_and_keeps_the_record(
     assert not runs(int((out / "hanging").read_text()))
     assert meta(out)["status"] == "interrupted"
     assert len(read_run(out).metrics) == 3
+
+
+@pytest.mark.parametrize(("before", "heard"), [(signal.SIG_IGN, []), (signal.SIG_DFL, [1])])
+def test_a_run_under_nohup_outlives_its_terminal(before: Any, heard: list[int]) -> None:
+    usual = signal.signal(signal.SIGHUP, before)
+    try:
+        with signals_collected() as received:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert received == heard
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, usual)
 
 
 def test_a_second_interrupt_kills_a_trainer_that_ignores_the_first(

@@ -76,6 +76,15 @@ def test_an_override_is_a_table_or_an_array_in_toml_or_json(
         load_spec(spec_file(), [f"env.params.wrappers={text[:-1]}"])
 
 
+@pytest.mark.parametrize("text", [r'"\ud83e\udd14"', r'"\U0001f914"', '"🤔"', "🤔"])
+def test_an_override_is_a_text_with_the_escapes_of_toml_or_json(
+    spec_file: Callable[..., Path], text: str
+) -> None:
+    assert load_spec(spec_file(), [f"policy.system_prompt={text}"]).policy.system_prompt == "🤔"
+    with pytest.raises(ConfigurationError, match="neither TOML nor JSON"):
+        load_spec(spec_file(), ['policy.system_prompt="🤔'])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -19,6 +19,7 @@ pytest.importorskip("gem_cpu.tiny_model", reason="has the model")
 from gem_bench.runspec import load_spec
 from gem_bench.start import Start, as_text, asked, measure
 from gem_bench.stats import Estimate
+from gem_train.experiment.runspec import EvalPart
 
 SPLIT = Path(__file__).parents[2] / "recipes" / "regimes" / "hard.toml"
 CURRICULUM = Path(__file__).parents[2] / "recipes" / "curricula" / "sokoban.toml"
@@ -79,6 +80,15 @@ def test_what_is_cloned_trained_and_held_out_is_compared() -> None:
     assert found["greedy"].shared["trained"] > 0.5
     assert found["held-out"].shared == {"cloned": 0.0, "trained": 0.0}
     assert begun(asked=[*found.values()]).warnings == []
+
+
+def test_an_evaluation_may_be_called_like_what_it_is_compared_with() -> None:
+    spec = load_spec(RECIPE, ())
+    env = spec.env[0]
+    same = EvalPart(name="trained", id=env.id, params=env.params, seed=env.seed, episodes=8)
+    trained, again = asked(replace(spec, eval=(same,)))
+    assert trained.shared == {}
+    assert again.shared == {"trained": 1.0}
 
 
 def test_an_evaluation_that_asks_what_was_trained_is_not_held_out() -> None:

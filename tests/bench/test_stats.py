@@ -12,6 +12,7 @@ from gem_bench.stats import (
     Estimate,
     difference_of_runs,
     difference_of_tasks,
+    of_metric,
     over_runs,
     over_tasks,
     rate_over_runs,
@@ -110,6 +111,12 @@ def test_rates_that_are_all_0_or_1_have_an_interval_without_width() -> None:
     for rate in (0.0, 1.0):
         estimate = rate_over_runs([rate, rate])
         assert (estimate.low, estimate.mean, estimate.high) == (rate, rate, rate)
+
+
+def test_a_number_of_an_environment_is_not_a_rate_whatever_its_name() -> None:
+    values = [-0.6, 0.9, 0.1]
+    assert of_metric("info/growth_rate")(values) == over_runs(values)
+    assert of_metric("env/a/success_rate") is rate_over_runs
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same seeds", "other seeds"])

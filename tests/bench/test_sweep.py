@@ -16,6 +16,7 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem_bench import forks
+from gem_bench.run import signals_collected
 from gem_bench.runspec import load_spec
 from gem_bench.sweep import Changes, read
 from gem_train.record import read_run
@@ -32,6 +33,19 @@ def write(path: Path, text: str) -> Path:
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
+
+
+def test_texts_of_a_sweep_file_reach_the_spec_as_they_are(
+    spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    said = 'Think 🤔 of "é", C:\\x'
+    path = write(
+        tmp_path / "sweep.toml",
+        f"[[runs]]\nspec = \"{spec_file().name}\"\nset.policy.system_prompt = '{said}'\n",
+    )
+    [run] = read([path])
+    assert run.spec.policy.system_prompt == said
+    assert load_spec(run.path, run.overrides) == run.spec
 
 
 def test_a_part_is_every_combination_of_trainers_values_and_seeds(
@@ -237,6 +251,29 @@ def test_a_forked_run_of_the_reference_is_the_run_that_is_started_anew(
         }
     packed = [sorted(folder.glob("episodes*"))[0].read_bytes() for folder in (forked, alone)]
     assert packed[0] == packed[1]
+
+
+@pytest.mark.skipif(not forks.POSSIBLE, reason="runs are forked on Linux only")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_right_after_the_fork_is_not_lost(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Until the forked process has handlers of its own it has those of the sweep."""
+    leave = os.setsid
+    monkeypatch.setattr(os, "setsid", lambda: (time.sleep(1), leave()))
+    with (tmp_path / "log").open("wb") as log, signals_collected() as received:
+        forked = forks.Forked(lambda _: time.sleep(60) or 0, [], log=log)
+        forked.send_signal(number)
+        until = time.monotonic() + 30
+        while forked.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        if forked.poll() is None:
+            forked.send_signal(signal.SIGKILL)
+        forked.wait()
+        assert forked.returncode != -signal.SIGKILL
+        assert received == []
+        os.kill(os.getpid(), number)
+        assert received == [number]
 
 
 @pytest.mark.skipif(not forks.POSSIBLE, reason="runs are forked on Linux only")

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from gem_bench import trackers
 from gem_bench.__main__ import main
 from gem_bench.trackers import NAMES, About, Point, follow
 from gem_bench.trackers.follow import FOLDER, SENT, Logged, log
+from gem_bench.trackers.to_trackio import TrackioRun
 from gem_train.folders import alone
 from gem_train.record import METRICS, RUN, Recorder
 
@@ -438,6 +440,29 @@ def test_a_broken_tracker_does_not_break_the_run(
     assert done.returncode == 0, err
     assert "trackio failed: OSError: no network" in err
     assert "fake: finished" in err
+
+
+def test_a_run_that_trackio_could_not_open_is_opened_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: dict[str, list[Any]] = {}
+    network = iter([False, True])
+
+    def init(*, name: str, resume: str, **_: Any) -> Any:
+        if not next(network):
+            raise OSError("no network")
+        if resume == "must" and name not in runs:  # as trackio does
+            raise ValueError(f"Run {name!r} does not exist")
+        kept = runs.setdefault(name, [])
+        return SimpleNamespace(log=lambda values, step: kept.append(step), finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))
+    about = About(tmp_path, "gem", "run", None, {})
+    first = TrackioRun(about, None)
+    with pytest.raises(OSError, match="no network"):
+        first.write([Point(0, {"train/loss": 0.5}, 1.0)])
+    TrackioRun(about, first.id).write([Point(1, {"train/loss": 0.25}, 2.0)])
+    assert runs == {first.id: [1]}
 
 
 def test_the_sender_ends_when_its_parent_is_gone(gem_bench: GemBench, make_run: MakeRun) -> None:

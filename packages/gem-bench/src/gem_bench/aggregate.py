@@ -73,11 +73,11 @@ def _bootstrap(
 ) -> Estimate:
     """Return a statistic with the stratified bootstrap's percentile interval.
 
-    There is none where each environment has one run: nothing shows how runs differ.
+    There is none where an environment has one run: nothing shows how its runs differ.
     """
     n = len(scores) if environments is None else environments
     found = statistic(scores)
-    if max(map(len, scores)) < 2:
+    if min(map(len, scores)) < 2:
         return Estimate(found, None, None, "none", n)
     rng = stream(0)
     replicates = sorted(statistic(_drawn(scores, rng)) for _ in range(REPLICATES))

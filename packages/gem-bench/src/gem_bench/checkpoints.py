@@ -61,7 +61,11 @@ class Checkpoints:
             state = torch.load(saved[-1], map_location="cpu", weights_only=True)
             check_same(saved[-1], {key: state[key] for key in self._begun}, self._begun)
             for name, (model, optimizer) in _parts(learner).items():
-                model.load_state_dict(state[name]["weights"], strict=False)
+                weights = state[name]["weights"]
+                # What is not trained is not saved, so that torch cannot check it.
+                if odd := sorted(weights.keys() ^ _trained(model).keys()):
+                    raise RuntimeError(f"{name}: weights do not fit the model: {', '.join(odd)}")
+                model.load_state_dict(weights, strict=False)
                 optimizer.load_state_dict(state[name]["optimizer"])
             learner.estimator_state = dict(state["estimator_state"])
             learner.behaviour.versions = state["earlier_weights"]
@@ -88,8 +92,7 @@ class Checkpoints:
         if learner.initial is not None and learner.spec.algorithm.kl_reset is not None:
             state["reference"] = learner.initial.state_dict()
         for name, (model, optimizer) in _parts(learner).items():
-            trained = {n: w.detach() for n, w in model.named_parameters() if w.requires_grad}
-            state[name] = {"weights": trained, "optimizer": optimizer.state_dict()}
+            state[name] = {"weights": _trained(model), "optimizer": optimizer.state_dict()}
         path = self._folder / f"iteration-{iteration:06d}.pt"
         partial = path.with_suffix(".partial")
         try:
@@ -108,6 +111,10 @@ class Checkpoints:
 
     def _saved(self) -> list[Path]:
         return sorted(self._folder.glob("iteration-*.pt"))
+
+
+def _trained(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {n: w.detach() for n, w in model.named_parameters() if w.requires_grad}
 
 
 def _parts(learner: Learner) -> dict[str, tuple[torch.nn.Module, torch.optim.Optimizer]]:

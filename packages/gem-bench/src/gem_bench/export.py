@@ -24,6 +24,8 @@ from gem_train.record import EpisodeRecord, RunRecord, read_run
 
 _AT_ONCE = 512
 """Rows that are in memory."""
+_DATASET = "dataset_info.json"
+"""File in the folder of a dataset."""
 _PARQUET = "Parquet needs pyarrow: pip install 'gem-bench[parquet]'"
 _DATASETS = "Hugging Face datasets need datasets: pip install 'gem-bench[hf]'"
 
@@ -182,13 +184,17 @@ def export(
         The number of rows.
 
     Raises:
-        ConfigurationError: `out` exists, or there is no episode.
+        ConfigurationError: `out` exists, or is a folder without a dataset; or there is no episode.
         MissingExtraError: A package is not installed.
         RecordError: A record cannot be read, or `out` cannot be written.
     """
     write = {"parquet": _parquet, "hf": _hf}[to]
     if out.exists() and not overwrite:
         raise ConfigurationError(f"{out} exists; replace it with --overwrite")
+    if out.is_dir() and any(out.iterdir()) and not (out / _DATASET).exists():
+        raise ConfigurationError(
+            f"{out} is a folder of something else than a dataset; name another place"
+        )
     columns = FORMS[rows]
     found = _rows([read_run(folder) for folder in folders], split, by_turn=rows == "turn")
     values = ({column.name: column.value(row) for column in columns} for row in found)

@@ -24,6 +24,7 @@ POSSIBLE = sys.platform == "linux"
 """Whether processes can be forked here."""
 TRAINER = "gem_bench.reference"
 """Module of the trainer that can be forked, as in `python -m gem_bench.reference`."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SET_PDEATHSIG = 1
 """Of prctl(2)."""
 _LOADED = ("gem_bench.__main__", "gem_bench.reference_command", "gem_bench.run", "gem_cpu.small")
@@ -52,7 +53,12 @@ class Forked:
         sys.stderr.flush()
         body = (function, argv, log.fileno(), env)
         self._process = multiprocessing.get_context("fork").Process(target=_body, args=body)
-        self._process.start()
+        # Until it has handlers of its own it has those of this process, which may do nothing.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         pid = self._process.ident
         assert pid is not None  # it has been started
         self.pid = pid
@@ -128,6 +134,7 @@ def _body(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     if env is not None:
         os.environ.clear()
         os.environ.update(env)

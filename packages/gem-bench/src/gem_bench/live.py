@@ -24,7 +24,6 @@ from urllib.parse import parse_qs, urlsplit
 from gem.errors import ConfigurationError
 from gem_bench import sections
 from gem_bench.following import Follower, Numbered
-from gem_bench.plot import RATES
 from gem_bench.report import (
     MOST_TOKENS,
     Vocabularies,
@@ -106,7 +105,6 @@ class Live:
                 "window": self._window,
                 "axes": X_AXES,
                 "metrics": METRICS,
-                "rates": RATES,
                 "vocabularies": update["vocabularies"],
                 "episodes": update["episodes"],
                 "live": {

@@ -110,6 +110,7 @@ def _read(folder: Path, policy: PolicyPart) -> dict[str, Tensor]:
         ("r", "policy.lora_rank", policy.lora_rank),
         ("lora_alpha", "policy.lora_alpha", policy.lora_alpha),
         ("use_rslora", "the reference trainer's", False),
+        ("alpha_pattern", "the reference trainer's", {}),  # alphas of single layers
     ):
         if config.get(entry, wanted) != wanted:
             raise ConfigurationError(

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from gem.errors import ConfigurationError, exit_status
+
 RELATIVE = 1e-7
 """Relative size of a perturbation: below the spacing of float32, about 1.2e-7; some weights do not
 change."""
@@ -30,19 +32,35 @@ def perturb(parameters: Iterable[Any], *, seed: int) -> None:
     Args:
         parameters: Tensors on any device.
         seed: Seed of the normal numbers.
+
+    Raises:
+        ConfigurationError: Weights are in a format that has no numbers so near to each other.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise ConfigurationError(
+                f"weights in {parameter.dtype} cannot change by a relative {RELATIVE:g}; save the "
+                "model in float32"
+            )
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         parameter.mul_((1 + RELATIVE * noise).to(parameter.device))
 
 
 def perturbed_copy(model: str | Path, folder: str | Path, *, seed: int) -> Path:
-    """Copy a model's folder, perturb the weights of the copy, and return its path."""
+    """Copy a model's folder, perturb the weights of the copy, and return its path.
+
+    Raises:
+        ConfigurationError: There are no weights, or none that can be perturbed.
+        OSError: The folder exists already, or it cannot be written.
+    """
     from safetensors.torch import load_file, save_file
 
-    copy = Path(shutil.copytree(model, folder, dirs_exist_ok=True))
-    for path in sorted(copy.glob("*.safetensors")):
+    copy = Path(shutil.copytree(model, folder))
+    files = sorted(copy.glob("*.safetensors"))
+    if not files:
+        raise ConfigurationError(f"{model} has no weights (*.safetensors)")
+    for path in files:
         weights = load_file(path)
         perturb((weights[name] for name in sorted(weights)), seed=seed)
         save_file(weights, path, metadata={"format": "pt"})
@@ -56,8 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="where to write the copy")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    print(perturbed_copy(args.model, args.folder, seed=args.seed))
-    return 0
+    return exit_status(
+        lambda: print(perturbed_copy(args.model, args.folder, seed=args.seed)), OSError
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from gem_bench.series import (
     landmarks,
     smooth,
 )
-from gem_bench.stats import of_metric
+from gem_bench.stats import is_rate, of_metric
 
 COLORS = (
     ("#2563c9", "#6ea8ff"),
@@ -43,16 +43,6 @@ COLORS = (
 """Light and dark variant for each group; colour-blind readers can distinguish them."""
 DASHES = ("none", "9 7", "3 6", "14 5 3 5", "1 6", "6 3", "18 6", "10 4 2 4 2 4")
 """Dash pattern for each group, so that both curves are visible where they coincide."""
-RATES = (
-    "success_rate",
-    "format_error_rate",
-    "truncated_rate",
-    "failed_rate",
-    "drift_rate",
-    "length_stop_rate",
-)
-
-
 _POINTS = 120
 """Number of x positions at which runs are averaged if their iterations differ in tokens or time."""
 
@@ -288,7 +278,7 @@ def _panel(
     shown = [d for d in drawings if d is not None]
     lines = [line for d in shown for line in [d.mean, *d.runs]]
     values = [y for line in lines for y in line.y] + [v for d in shown for v in d.low + d.high]
-    if metric in RATES:
+    if is_rate(metric):
         values += [0.0, 1.0]
     ys = ticks(min(values), max(values))
     end = max(line.x[-1] for line in lines) or 1.0

@@ -59,11 +59,17 @@ def batches(run: RunRecord) -> Iterator[tuple[dict[str, Any], list[Trajectory]]]
     """Yield the metrics and the training episodes of each iteration, in order.
 
     Raises:
-        ConfigurationError: Nothing is recorded, or an iteration lacks episodes.
+        ConfigurationError: Nothing is recorded, not the first iteration, or an iteration lacks
+            episodes.
     """
     metrics = [line for line in run.metrics if line["split"] == "train"]
     if not metrics:
         raise ConfigurationError(f"{run.folder} has no training iteration")
+    if (first := metrics[0]["iteration"]) != 0:
+        raise ConfigurationError(
+            f"{run.folder} begins with iteration {first}, but a replay with the weights before "
+            "iteration 0"
+        )
     episodes = run.episodes("train")
     waiting = next(episodes, None)
     for line in metrics:

@@ -18,7 +18,7 @@ from gem.errors import GemError
 from gem.pictures import data_url, image_kind
 from gem_bench import sections
 from gem_bench.compare import compare
-from gem_bench.plot import COLORS, RATES, dashes, plot
+from gem_bench.plot import COLORS, dashes, plot
 from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run, landmarks
 from gem_bench.stats import t_quantile
 from gem_bench.tokens import find_tokenizer, token_bytes
@@ -100,7 +100,6 @@ def page(
         "window": window,
         "axes": X_AXES,
         "metrics": METRICS,
-        "rates": RATES,
         "vocabularies": vocabularies.used(),
         "episodes": episodes,
     }
@@ -312,13 +311,16 @@ def run_splits(run: Run) -> dict[str, Any]:
     found = {}
     for split, curve in run.curves.items():
         whole, parts = curve.thinned(_MOST_POINTS).divided()
-        found[split] = _curve(whole)
-        found |= {f"env:{name}": _curve(part) for name, part in parts.items()}
+        of_each = math.ceil(len(curve.iterations) / len(whole.iterations))
+        found[split] = _curve(whole, of_each)
+        found |= {f"env:{name}": _curve(part, of_each) for name, part in parts.items()}
     return found
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _curve(curve: Curve, of_each: int) -> dict[str, Any]:
+    """Return a curve, each of whose points is the mean of `of_each`."""
     return {
+        "of_each": of_each,
         "iteration": curve.iterations,
         "tokens": curve.tokens,
         "time": _rounded(curve.seconds),

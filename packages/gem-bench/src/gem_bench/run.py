@@ -320,9 +320,14 @@ def _supervise(
     iterations = meta["spec"]["training"]["iterations"]
     progress = Progress(meta["trainer"], iterations, sys.stderr, done=max(done, default=0))
     stop: Literal["interrupted", "timeout"] | None = None
+    damaged: list[str] = []
 
     def show() -> None:
-        lines = tail.read()
+        try:
+            lines = tail.read()
+        except RecordError as error:
+            damaged.append(str(error))
+            return
         if lines and resumed and resumed[-1]["iteration"] is None:
             resumed[-1]["iteration"] = lines[0]["iteration"]
             progress.say(goes_on(lines[0]["iteration"], progress.done))
@@ -347,7 +352,7 @@ def _supervise(
             raise ConfigurationError(f"cannot start {program}: {error}") from error
         try:
             noted = began
-            while family.launcher.poll() is None and stop is None:
+            while family.launcher.poll() is None and stop is None and not damaged:
                 time.sleep(_POLL_S)
                 if time.monotonic() - noted >= _NOTE_S:
                     noted = time.monotonic()
@@ -368,6 +373,8 @@ def _supervise(
     seconds["total"] = round(sum(seconds.get(stage, 0.0) for stage in stages), 2)
     took = f"{progress.done} of {progress.iterations} iterations in {clock(seconds['command'])}"
     explained = partial(explain, log=log_path, after=log_began)
+    if damaged:
+        return Outcome("failed", explained(f"{damaged[0]}; ended after {took}"), progress.done)
     outcome = _judge(code, stop, progress, took, log_path, explained)
     failed = failed_by_cause(Tail(recorder.folder).read())
     if not failed:
@@ -401,13 +408,18 @@ def _judge(
 
 @contextlib.contextmanager
 def signals_collected() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of letting them end the process."""
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of letting them end the process.
+
+    SIGHUP only if it would end the process: under `nohup` a run is to outlive its terminal.
+    """
     received: list[int] = []
 
     def collect(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        wanted.append(signal.SIGHUP)
     before = {number: signal.signal(number, collect) for number in wanted}
     try:
         yield received

@@ -25,8 +25,8 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
     Args:
         path: A TOML file.
         overrides: `key=value` with a dotted key (`algorithm.gamma=0.9`, `eval.0.episodes=16`) and
-            a value in TOML's notation, arrays and tables also in JSON's; any other value is a
-            string.
+            a value in TOML's notation, arrays, tables and quoted texts also in JSON's; any other
+            value is a string.
 
     Raises:
         ConfigurationError: The file cannot be read, is not TOML or is not a RunSpec, or an
@@ -144,14 +144,15 @@ def _toml_value(text: str) -> Any:
     try:
         return parse_toml(f"value = {text}", "the value")["value"]
     except ConfigurationError:
-        if not text.strip().startswith(("[", "{")):
+        if not text.strip().startswith(("[", "{", '"')):
             return text.strip()
-    # Sweeps write arrays and tables as JSON. One with a mistake in it is never a string.
+    # Sweeps write all values as JSON, whose texts TOML cannot always read. One with a mistake in it
+    # is never taken as it is.
     try:
         return parse(text, "the value")
     except DataError as error:
         raise ConfigurationError(
-            f"{text!r} is an array or table in neither TOML nor JSON"
+            f"{text!r} is an array, a table or a quoted text in neither TOML nor JSON"
         ) from error
 
 

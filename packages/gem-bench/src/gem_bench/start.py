@@ -196,37 +196,33 @@ def _share_won(episodes: Sequence[Trajectory]) -> float:
 
 def asked(spec: RunSpec) -> list[Asked]:
     """Compare the questions of cloning (small models), training and each evaluation of a spec."""
-    purposes: dict[str, list[Task]] = {}
+    purposes: list[tuple[str, list[Task], bool]] = []
     if (cloning := _cloning(spec)) is not None:
         from gem_cpu.small import cloned_tasks
 
         env = spec.env[0]
         params = of_one_seat(env.id, env.params)
-        purposes["cloned"] = cloned_tasks(env.id, params, cloning)
-    purposes["trained"] = list(
-        Mixture(spec.env, spec.training.iterations * spec.training.tasks, spec.training.tasks)
-    )
+        purposes.append(("cloned", cloned_tasks(env.id, params, cloning), False))
+    trained = Mixture(spec.env, spec.training.iterations * spec.training.tasks, spec.training.tasks)
+    purposes.append(("trained", list(trained), False))
+    learnt = len(purposes)
     trained_parts = [_part(env.params) for env in spec.env]
-    held_out = set()
     for part in spec.eval:
-        purposes[part.name] = [
-            Task(part.id, part.seed + place, part.params) for place in range(part.episodes)
-        ]
-        if _part(part.params) and _part(part.params) not in trained_parts:
-            held_out.add(part.name)
-    questions = {name: _questions(tasks[:_MOST_ASKED]) for name, tasks in purposes.items()}
-    known = {name: set(each) for name, each in questions.items()}
-    earlier: list[str] = []
+        tasks = [Task(part.id, part.seed + place, part.params) for place in range(part.episodes)]
+        kept = _part(part.params)
+        purposes.append((part.name, tasks, bool(kept) and kept not in trained_parts))
+    earlier: dict[str, set[bytes]] = {}
     found = []
-    for name, each in questions.items():
+    for number, (name, tasks, held_out) in enumerate(purposes):
+        each = _questions(tasks[:_MOST_ASKED])
         shared = {
-            other: sum(question in known[other] for question in each) / len(each)
-            for other in earlier
+            other: sum(question in known for question in each) / len(each)
+            for other, known in earlier.items()
         }
-        tasks, distinct = len(purposes[name]), len(known[name])
-        found.append(Asked(name, tasks, len(each), distinct, shared, name in held_out))
-        if name in ("cloned", "trained"):
-            earlier.append(name)
+        distinct = set(each)
+        found.append(Asked(name, len(tasks), len(each), len(distinct), shared, held_out))
+        if number < learnt:  # evaluations may have the same names
+            earlier[name] = distinct
     return found
 
 

@@ -75,7 +75,15 @@ def rate_over_runs(values: Sequence[float]) -> Estimate:
 
 def of_metric(metric: str) -> Callable[[Sequence[float]], Estimate]:
     """Return `rate_over_runs` for metrics that are rates, `over_runs` for others."""
-    return rate_over_runs if metric.endswith("_rate") else over_runs
+    return rate_over_runs if is_rate(metric) else over_runs
+
+
+def is_rate(metric: str) -> bool:
+    """Whether a metric of the record is within 0 and 1.
+
+    Numbers of an environment's info (`info/<name>`) may be anything, whatever their name.
+    """
+    return metric.endswith("_rate") and not metric.startswith("info/")
 
 
 def over_tasks(outcomes: Sequence[Sequence[float]]) -> Estimate:

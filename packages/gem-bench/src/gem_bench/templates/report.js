@@ -58,27 +58,35 @@ function at(points, x) {
   const [x0, y0] = points[low], [x1, y1] = points[high];
   return y0 + ((x - x0) / (x1 - x0)) * (y1 - y0);
 }
+/** As `gem_bench.stats.is_rate` and `rate_over_runs`. */
+const isRate = (metric) => metric.endsWith("_rate") && !metric.startsWith("info/");
+function ofRate(m, half) {
+  if (!(m > 0 && m < 1)) return [m - half, m + half];
+  const angle = Math.asin(Math.sqrt(m)), room = half / (2 * Math.sqrt(m * (1 - m)));
+  return [Math.max(0, angle - room), Math.min(Math.PI / 2, angle + room)].map((a) => Math.sin(a) ** 2);
+}
 /** What to draw for a group: thin runs, thick mean, and a band as far as two runs reach. */
 function drawing(group, metric) {
-  const raw = [];
+  const raw = [], windows = [];
+  // An evaluation is a measurement of its own; neighbours say little about it.
+  const window = view.split.startsWith("eval:") ? 1 : view.window;
   for (const run of group.runs) {
     const curve = run.splits[view.split];
     const column = curve && curve.columns[metric];
     if (!column) continue;
     const points = curve[view.axis].map((x, i) => [x, column[i]]).filter(([, y]) => y !== null);
-    if (points.length) raw.push(points);
+    if (!points.length) continue;
+    raw.push(points);
+    windows.push(Math.max(1, Math.round(window / curve.of_each)));
   }
   if (!raw.length) return null;
-  // An evaluation is a measurement of its own; neighbours say little about it.
-  const window = view.split.startsWith("eval:") ? 1 : view.window;
-  const runs = raw.map((points) => smooth(points, window));
+  const runs = raw.map((points, i) => smooth(points, windows[i]));
   if (runs.length === 1) return { runs: window > 1 ? raw : [], mean: runs[0], band: null };
   const ends = runs.map((r) => r.at(-1)[0]);
   const begin = Math.max(...runs.map((r) => r[0][0])), end = Math.max(...ends);
   const grid = view.axis === "iteration"
     ? [...new Set(runs.flatMap((r) => r.map(([x]) => x)))].filter((x) => x >= begin).sort((a, b) => a - b)
     : Array.from({ length: 160 }, (_, i) => Math.min(begin + ((end - begin) * i) / 159, end));
-  const rate = data.rates.includes(metric);
   const mean = [], band = [];
   for (const x of grid) {
     const ys = runs.filter((_, i) => ends[i] >= x).map((r) => at(r, x)), n = ys.length;
@@ -87,7 +95,7 @@ function drawing(group, metric) {
     if (n === 1) continue;
     const deviation = Math.sqrt(ys.reduce((a, y) => a + (y - m) ** 2, 0) / (n - 1));
     const half = (data.t[n] * deviation) / Math.sqrt(n);
-    band.push([x, rate ? Math.max(0, m - half) : m - half, rate ? Math.min(1, m + half) : m + half]);
+    band.push([x, ...(isRate(metric) ? ofRate(m, half) : [m - half, m + half])]);
   }
   return { runs, mean, band, uneven: new Set(ends).size > 1 };
 }
@@ -160,7 +168,7 @@ class Panel {
     this.svg.setAttribute("aria-label", this.describe());
     if (!known.length) { this.end = null; return; }
     const values = known.flatMap((d) => [d.mean, ...d.runs].flatMap((p) => p.map(([, y]) => y)).concat((d.band || []).flatMap(([, a, b]) => [a, b])));
-    if (data.rates.includes(this.metric)) values.push(0, 1);
+    if (isRate(this.metric)) values.push(0, 1);
     // Of the training's tasks, before a schedule changes them.
     const landmarks = this.metric === "success_rate" && view.split === "train" ? data.landmarks : [];
     this.ys = ticks(values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)), 6);

@@ -21,7 +21,6 @@ class TrackioRun:
         import trackio
 
         self._about = about
-        self._resume = "never" if earlier is None else "must"
         # A name that a project has already would be another run's.
         self.id = earlier or f"{about.name}-{uuid.uuid4().hex[:6]}"
         self.place = (
@@ -37,12 +36,12 @@ class TrackioRun:
                 name=self.id,
                 group=self._about.group,
                 config=dict(self._about.config),
-                resume=self._resume,
+                # Nobody else has its name, and an earlier process may have failed to begin it.
+                resume="allow",
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-            self._resume = "must"
             for point in points:
                 run.log(dict(point.values), step=point.step)
             run.finish()
