@@ -192,7 +192,12 @@ class HarborEnv(Env):
         folder, image = str(self.task.path), self.image
         most = {name: getattr(self.limits, name) for name in ("memory_mb", "disk_mb", "processes")}
         most["cpus"] = self.cpus
-        return chosen(self.task, image, most, lambda mode: earned(folder, image, mode, **most))
+        key = self.reward_key
+
+        def earns(mode: str) -> float:
+            return earned(folder, image, mode, reward_key=key, **most)
+
+        return chosen(self.task, image, most, key, earns)
 
     def _runnable(self, path: Path) -> Folder:
         task = read(path)
