@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gem.errors import UnreachableError
+from gem.errors import BusyMachineError, UnreachableError
 from gem_box import OverlayBox, Ran
 from gem_box.box import SYSTEM
 from gem_box.watching import descendants
@@ -80,6 +80,45 @@ def test_a_command_is_refused_that_no_shell_takes(box: OverlayBox) -> None:
     for command in ("a\0b", "x" * 70_000):
         assert box.run(command, 10).code == 2
     assert said(box.run("echo " + "y" * 50_000, 10)) == "y" * 50_000 + "\n"
+
+
+def test_a_long_command_with_many_quotes_is_run(box: OverlayBox) -> None:
+    # In quotes it is longer than what a pipe takes at once.
+    text = "'a'\n" * 14_000
+    assert len(text) > 55_000
+    ran = box.run(f"cat > /tmp/text <<'EOF'\n{text}EOF\nwc -l < /tmp/text", 10)
+    assert said(ran) == "14000\n"
+
+
+def test_a_command_that_got_too_little_time_ends_and_the_next_one_runs(
+    box: OverlayBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> bool:
+        raise BusyMachineError("too much else runs")
+
+    box.run("cd /tmp", 10)
+    with monkeypatch.context() as patched:
+        patched.setattr("gem_box.overlay.watch", busy)
+        with pytest.raises(BusyMachineError):
+            box.run("sleep 1000", 10)
+    assert said(box.run("echo next", 10)) == "next\n"
+    assert b"sleep" not in box.run("cat /proc/[0-9]*/cmdline", 10).output
+
+
+def test_an_answer_that_nobody_waited_for_is_not_that_of_the_next_command(
+    box: OverlayBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> tuple[dict[str, object], list[int]]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gem_box.link.receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            box.execute(["/bin/sh", "-c", "exit 3"], 10)
+    with pytest.raises(UnreachableError, match="not started"):
+        box.execute(["/bin/sh", "-c", "echo second"], 10)
+    box.start()
+    assert said(box.execute(["/bin/sh", "-c", "echo third"], 10)) == "third\n"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from gem.errors import ConfigurationError, UnknownParameterError, UnreachableErr
 from gem_box.box import PATH
 from gem_box.cli import main as harbor
 from gem_box.env import HarborEnv, call
+from gem_box.images import imported
 from gem_box.sample import sample_folder
 from gem_box.watching import descendants
 from gem_check import check_env
@@ -129,6 +131,32 @@ def test_auto_keeps_changes_of_the_system_only_where_the_solution_needs_it(
         assert [played(env, idx=idx)[1]["verifier"] for idx in (0, 1)] == ["pristine", "shared"]
 
 
+def test_auto_asks_again_of_another_image_of_the_same_name(archive: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.tar"
+    shutil.copy(archive, other)
+    with tarfile.open(other, "a") as tar:
+        tar.addfile(tarfile.TarInfo("etc/new"))
+    test = "#!/bin/bash\n[ -f /etc/new ] && echo 1 > /logs/verifier/reward.txt\n"
+    solve = "#!/bin/bash\necho > /etc/new\n"
+    task = write_task(tmp_path / "t", "twice:1", tests__test_sh=test, solution__solve_sh=solve)
+    for source, mode in ((archive, "shared"), (other, "pristine")):
+        imported("twice:1", source)
+        with gem.make(f"harbor:{task}?verifier=auto") as env:
+            assert (solved(env), played(env)[1]["verifier"]) == (1.0, mode)
+
+
+def test_auto_asks_for_the_reward_that_is_chosen(tiny: str, tmp_path: Path) -> None:
+    test = (
+        "#!/bin/bash\nn=$(grep -c '^new:' /etc/passwd)\n"
+        'echo "{\\"a\\": 1, \\"b\\": $n, \\"reward\\": 1}" > /logs/verifier/reward.json\n'
+    )
+    solve = "#!/bin/bash\necho new:x:1:1::/: >> /etc/passwd\n"
+    task = write_task(tmp_path, tiny, tests__test_sh=test, solution__solve_sh=solve)
+    for key, mode in {None: "pristine", "b": "shared", "a": "pristine"}.items():
+        with gem.make(f"harbor:{task}?verifier=auto", reward_key=key) as env:
+            assert (solved(env), played(env)[1]["verifier"]) == (1.0, mode), key
+
+
 def test_auto_does_not_keep_what_a_box_that_was_too_small_told(tiny: str, tmp_path: Path) -> None:
     test = (
         "#!/bin/bash\n"
@@ -203,6 +231,7 @@ def test_all_of_it_holds_for_a_user_without_rights(archive: Path) -> None:
         ("echo '{}' > $V/reward.json", 0.0, "wrote no reward"),
         (": > $V/reward.txt", 0.0, "wrote no reward"),
         ("echo nan > $V/reward.txt", 0.0, "no finite number"),
+        ("printf 1%0400d 0 > $V/reward.json", 0.0, "no finite number"),
         ("echo '[1]' > $V/reward.json", 0.0, "no finite number"),
         ("echo true > $V/reward.json", 0.0, "no finite number"),
         ("echo one > $V/reward.txt", 0.0, "is no number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from gem.blame import cause_of
 from gem.core import Env
 from gem.errors import ConfigurationError, UnknownParameterError, UnreachableError
 from gem_box.images import imported
-from gem_box.provided import PYTHON
+from gem_box.provided import PYTHON, ProvidedBox
 from gem_box.sample import write_sample
 
 HARBOR = Path(__file__).parents[2] / ".venvs" / "harbor" / "bin" / "python"
@@ -89,6 +90,63 @@ def test_a_provider_that_cannot_be_used_is_refused(
         pytest.raises(ConfigurationError, match=f"box={provider}: .*Error"),
     ):
         env.reset(seed=0)
+
+
+_FAKE = """
+import json, sys
+def main(*_):
+    say(0, ready=True)
+    begun = set()
+    for line in sys.stdin:
+        call = json.loads(line)
+        if call["do"] == "begin":
+            begun.add(call["box"])
+        if call["box"] not in begun:
+            say(call["box"], failed="no trial has begun")
+        elif call["do"] == "run":
+            say(call["box"], output=(call["script"].find("slow") > 0) * "late" + "\\ngem 0 0 4")
+        elif call["do"] == "finish":
+            say(call["box"], ended=True, rewards={"reward": 10**400}, error="", output="said")
+        else:
+            say(call["box"], **{"begin": {"begun": True}, "drop": {"dropped": True}}[call["do"]])
+def say(box, **answer):
+    print(json.dumps({"box": box, **answer}), flush=True)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProvidedBox]:
+    """A box of something that speaks as Harbor does."""
+    (tmp_path / "harbored.py").write_text(_FAKE)
+    monkeypatch.setattr("gem_box.provided._THEIRS", tmp_path)
+    monkeypatch.setenv(PYTHON, sys.executable)
+    box = ProvidedBox("none")
+    box.start(tmp_path)
+    yield box
+    box.close()
+
+
+def test_an_answer_that_nobody_waited_for_is_not_that_of_the_next_command(
+    fake: ProvidedBox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> dict[str, object]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fake._harbor, "answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fake.run("slow", 10)
+    with pytest.raises(UnreachableError, match="no trial has begun"):
+        fake.run("fast", 10)
+    fake.start(tmp_path)
+    assert fake.run("fast", 10).output == b""
+    assert fake.run("slow", 10).output == b"late"
+
+
+def test_a_reward_that_is_no_finite_number_is_0(fake: ProvidedBox) -> None:
+    graded = fake.graded(10, None, "task")
+    assert (graded.reward, graded.output) == (0.0, "said")
+    assert "no finite number" in graded.reason
 
 
 class TestReal:

@@ -275,6 +275,19 @@ def test_attempts_that_began_anew_cost_too(
     assert read_summary(tmp_path / "run").parts[0].prompt_tokens == 2 * 10
 
 
+def test_episodes_that_were_played_again_have_cost_too(
+    evaluate: Run, server: Stub, crashing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (crashing, "--url", server.url, "--episodes", 3, "--max-failed", 1)
+    words += ("--price", "in=100000,out=400000")
+    assert evaluate(*words) == 0
+    # The void episode is played again by each.
+    for played in range(1, 4):
+        assert f"cost: {3 * len(server.requests)}\n" in capsys.readouterr().err
+        assert len(server.requests) == 2 + 2 * played
+        assert evaluate(*words, "--resume") == 0
+
+
 def test_an_evaluation_ends_when_it_has_had_its_tokens(
     evaluate: Run, server: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

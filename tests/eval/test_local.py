@@ -99,6 +99,26 @@ def test_what_is_drawn_depends_on_task_and_sample_alone(evaluate: Run, tmp_path:
     assert ids(recorded(tmp_path / "other")) != [one[seed, 0][0] for seed in range(6)]
 
 
+@pytest.mark.parametrize("game", ["RockPaperScissors", "TicTacToe"])
+def test_in_self_play_the_calls_of_an_episode_are_those_of_its_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path, game: str
+) -> None:
+    # In one of the games both seats ask at the same time.
+    monkeypatch.chdir(tmp_path)
+    words = [f"gem:multi:{game}-v0?n=3&opponent=self", "--model", f"hf:{tiny}", "--out", "run"]
+    assert guarded(lambda: main([*words, "--max-tokens", "8", "--turns", "3"])) == 0
+    for record in read_episodes(tmp_path / "run" / EPISODES):
+        prompt, told = 0, []
+        for turn in record.trajectory.turns:
+            prompt = (0 if turn.fresh else prompt) + len(turn.context_ids)
+            told.append((prompt, len(turn.response_ids)))
+            prompt += len(turn.response_ids)
+        calls = [(c["prompt_tokens"], c["reply_tokens"]) for c in record.notes["calls"]]
+        assert calls == told
+        # Those of the other seat cost, too.
+        assert record.notes["lost"]
+
+
 def test_tokens_are_drawn_with_the_probabilities_of_temperature_and_nucleus(tiny: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
     chat = ChatFormat(transformers.AutoTokenizer.from_pretrained(tiny))

@@ -120,6 +120,13 @@ def test_many_numbers_are_split_into_quarters() -> None:
     assert ends == [[str(ordered[10 * i]), str(ordered[10 * i + 9])] for i in range(4)]
 
 
+def test_quarters_of_large_numbers_stay_apart() -> None:
+    played = [outcome(i, 0, 1.0, labels={"size": 10**6 + i}) for i in range(12)]
+    found = split_by("size", {"rg": played})
+    assert [len(each) for each in found.values()] == [3, 3, 3, 3]
+    assert next(iter(found)) == "rg, size 1000000 to 1000002"
+
+
 def test_calls_of_tools_are_counted_and_success_is_told_with_and_without() -> None:
     calls = [((2, 1), 1.0), ((0, 0), 0.0), ((2, 2), 0.0), ((0, 0), 0.0)]
     part = numbers("math", [outcome(i, 0, s, calls=c) for i, (c, s) in enumerate(calls)])

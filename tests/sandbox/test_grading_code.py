@@ -136,6 +136,13 @@ def test_above_the_maximum_the_longest_inputs_are_run() -> None:
     assert {limits.cpu_s for _, limits in recorder.runs} == {7.0}
 
 
+@pytest.mark.parametrize("max_tests", [0, -1])
+def test_no_program_passes_because_no_test_is_run(max_tests: int) -> None:
+    tests = {"inputs": ["", ""], "outputs": ["1", "2"]}
+    with pytest.raises(ConfigurationError, match="max_tests must be an integer from 1"):
+        grade("pass", tests, runner="subprocess", max_tests=max_tests)
+
+
 def test_no_program_is_wrong_without_a_run() -> None:
     recorder = Recorder(Result("", "", 0, 0.0))
     for program in (None, "", " \n"):

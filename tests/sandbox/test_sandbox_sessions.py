@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import below, settled, settles
@@ -339,6 +340,27 @@ def test_a_program_whose_sandbox_is_killed_goes_on_in_another(warm: Session) -> 
     ending.join()
     assert BwrapRunner(servers=1).pids() != [pid]
     assert warm.run("print(x)").stdout == "2\n"
+
+
+def test_a_program_that_is_interrupted_leaves_no_state_that_is_half_repeated(
+    warm: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm.run("log = [1]")
+    warm.run("log.append(2)")
+    run, sent = bwrap_server.Server.run, []
+
+    def interrupted(server: bwrap_server.Server, *given: Any) -> Any:
+        if sent:
+            raise KeyboardInterrupt
+        sent.append(given)
+        return run(server, *given)
+
+    with warm.spawn() as child:
+        with monkeypatch.context() as patched:
+            patched.setattr(bwrap_server.Server, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                child.run("log.append(3)")
+        assert child.run("print(log)").stdout == "[1, 2]\n"
 
 
 def test_what_does_not_repeat_itself_is_not_continued_elsewhere(warm: Session) -> None:

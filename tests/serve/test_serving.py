@@ -290,6 +290,23 @@ def test_an_environment_says_whether_it_can_be_replayed(served: Served) -> None:
             assert env.replayable is replayable
 
 
+def test_an_answer_that_nobody_waited_for_is_not_that_of_the_next_message(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served.remote(IDS[0]) as env, gem.make(IDS[0]) as local:
+        env.reset(seed=0)
+
+        def interrupted(**_: Any) -> str:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(env._connection._socket, "recv", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                env.step("no move")
+        assert env.reset(seed=1)[0] == local.reset(seed=1)[0]
+        assert env.step("no move") == local.step("no move")
+
+
 def test_a_forked_process_has_a_connection_of_its_own(served: Served) -> None:
     env = served.remote(OBLIGING)
     env.reset(seed=1)

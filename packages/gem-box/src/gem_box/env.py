@@ -192,7 +192,12 @@ class HarborEnv(Env):
         folder, image = str(self.task.path), self.image
         most = {name: getattr(self.limits, name) for name in ("memory_mb", "disk_mb", "processes")}
         most["cpus"] = self.cpus
-        return chosen(self.task, image, most, lambda mode: earned(folder, image, mode, **most))
+        key = self.reward_key
+
+        def earns(mode: str) -> float:
+            return earned(folder, image, mode, reward_key=key, **most)
+
+        return chosen(self.task, image, most, key, earns)
 
     def _runnable(self, path: Path) -> Folder:
         task = read(path)
@@ -348,11 +353,11 @@ class HarborEnv(Env):
         lines = [line for line in script.split("\n") if line and not line.startswith("#")]
         if alone and len(lines) == 1 and not variables:
             return lines[0]
-        if alone and len(script) < LONGEST_COMMAND // 2:
-            words = ["bash", "-c", shlex.quote(script)]
-        else:
-            words = ["bash", "/solution/solve.sh"]
-        return " ".join([*(["env", *variables] if variables else []), *words])
+        env = ["env", *variables] if variables else []
+        command = " ".join([*env, "bash", "-c", shlex.quote(script)])
+        if alone and len(command.encode()) <= LONGEST_COMMAND:
+            return command
+        return " ".join([*env, "bash", "/solution/solve.sh"])
 
     def close(self) -> None:
         """End the box; safe to repeat."""

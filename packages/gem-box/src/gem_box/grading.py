@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,11 +121,20 @@ def _rewards(json: bytes | None, text: bytes | None) -> dict[str, float]:
     values: Mapping[str, Any] = value if isinstance(value, dict) else {"reward": value}
     if not values:
         raise DataError("the tests wrote no reward")
-    for name, each in values.items():
+    return finite(values)
+
+
+def finite(rewards: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that tests wrote.
+
+    Raises:
+        DataError: One is no number, infinite, or an integer that no float is as large as.
+    """
+    for name, each in rewards.items():
         numeric = isinstance(each, int | float) and not isinstance(each, bool)
-        if not numeric or not math.isfinite(each):
+        if not numeric or not abs(each) <= sys.float_info.max:
             raise DataError(f"the reward {name!r:.40} is no finite number")
-    return {str(name): float(each) for name, each in values.items()}
+    return {str(name): float(each) for name, each in rewards.items()}
 
 
 def reward_of(task: str, rewards: Mapping[str, float], key: str | None) -> float:

@@ -86,6 +86,16 @@ def base(name: str) -> Image:
     return Image((place,), **own)
 
 
+def state(image: Image) -> str:
+    """Return what differs once another image is imported under the name, or the host changes."""
+    lines = [f"{layer.stat().st_ino} {layer.stat().st_ctime_ns}\n" for layer in image.layers]
+    if image.host:
+        for name in ("/etc/os-release", "/var/lib/dpkg/status", "/usr/bin"):
+            with contextlib.suppress(OSError):
+                lines.append(f"{name} {Path(name).stat().st_mtime_ns}\n")
+    return "".join(lines)
+
+
 def is_here(name: str) -> bool:
     """Return whether an image can be begun from."""
     return name == HOST or _place(name).is_dir()
@@ -288,14 +298,7 @@ def _file(name: str) -> str:
 def _digest(begin: Image, task: Folder) -> str:
     """Return what determines the layer of a task."""
     known = hashlib.sha256()
-    known.update(f"{_FORMAT} {begin} {task.dockerfile}\n".encode())
-    for layer in begin.layers:
-        # Another image may have been imported under this name.
-        known.update(f"{layer.stat().st_ino} {layer.stat().st_ctime_ns}\n".encode())
-    if begin.host:
-        for name in ("/etc/os-release", "/var/lib/dpkg/status", "/usr/bin"):
-            with contextlib.suppress(OSError):
-                known.update(f"{name} {Path(name).stat().st_mtime_ns}\n".encode())
+    known.update(f"{_FORMAT} {begin} {task.dockerfile}\n{state(begin)}".encode())
     for path in sorted((task.path / "environment").rglob("*")):
         if path.is_file():
             known.update(f"{path.relative_to(task.path)} {path.stat().st_mode}\n".encode())

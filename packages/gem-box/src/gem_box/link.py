@@ -206,13 +206,23 @@ class Link:
 
     def _hear(self) -> dict[str, Any]:
         assert self._first is not None
-        return _heard(self._first)[0]
+        try:
+            return _heard(self._first)[0]
+        except BaseException:
+            # What comes late would be taken for the answer to a later message.
+            self._leave()
+            raise
 
     def _tell_keeper(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         _send(self._channel, message, descriptors)
 
     def _hear_keeper(self) -> dict[str, Any]:
-        message, _ = _heard(self._channel)
+        try:
+            message, _ = _heard(self._channel)
+        except BaseException:
+            self._leave()
+            self._channel.close()
+            raise
         if "error" in message:
             raise UnreachableError(f"no box can be started: {message['error']}; {_NEEDS}")
         return message

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gem.admission import Core
-from gem.errors import BusyMachineError, ConfigurationError, UnreachableError
+from gem.errors import ConfigurationError, UnreachableError
 from gem_box.archives import emptied, packed, unpack
 from gem_box.box import ENVIRONMENT, Ran
 from gem_box.link import Link, RefusedError
@@ -124,8 +124,10 @@ class OverlayBox:
             shell.begin(command)
             try:
                 over = watch(clock, self._limits(timeout), core, ended) or kept.flooded
-            except BusyMachineError:
+            except BaseException:  # the next command must not be taken for this one
                 link.end(shell.pid, before)
+                link.ended.pop(shell.pid, None)
+                self._leave_shell()
                 raise
         if not over and shell.code is not None and shell.pid not in link.ended:
             shell.drain(kept)

@@ -25,10 +25,10 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from gem.errors import ConfigurationError, UnreachableError
+from gem.errors import ConfigurationError, DataError, UnreachableError
 from gem.json_lines import parse
 from gem_box.box import Ran
-from gem_box.grading import Graded, reward_of
+from gem_box.grading import Graded, finite, reward_of
 
 PYTHON = "GEM_HARBOR_PYTHON"
 """Variable that names a Python with Harbor, where this one has none."""
@@ -295,7 +295,10 @@ class ProvidedBox:
             return Graded(0.0, {}, str(message), output)
         if rewards is None or error:
             raise UnreachableError(f"{task}: Harbor has no verdict: {error}: {message}")
-        given = {str(name): float(value) for name, value in rewards.items()}
+        try:
+            given = finite(rewards)
+        except DataError as wrong:
+            return Graded(0.0, {}, str(wrong), output)
         return Graded(reward_of(task, given, reward_key), given, "", output)
 
     def drop(self) -> None:
@@ -339,12 +342,17 @@ class ProvidedBox:
         self._harbor.tell(self._number, call)
         try:
             return self._harbor.answer(self._number, limit_s + _MORE_S)
-        except TimeoutError as error:
+        except UnreachableError:
+            raise
+        except BaseException as error:
             # What comes late is not the answer to a later call.
-            self._harbor.tell(self._number, {"do": "drop"})
+            with contextlib.suppress(UnreachableError):
+                self._harbor.tell(self._number, {"do": "drop"})
             self._harbor.forget(self._number)
             self._number, self._running = next(_numbers), False
-            raise UnreachableError(str(error)) from None
+            if isinstance(error, TimeoutError):
+                raise UnreachableError(str(error)) from None
+            raise
 
 
 def _python() -> str:

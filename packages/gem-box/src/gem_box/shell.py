@@ -13,7 +13,6 @@ from gem_box.output import Kept
 from gem_box.watching import child
 from gem_box.within.messages import close
 
-# A pipe takes as much at once, so that writing a command never waits.
 LONGEST_COMMAND = 60_000
 
 
@@ -39,7 +38,7 @@ class Shell:
         script, self._script = os.pipe()
         self._output, output = os.pipe()
         self._reports, reports = os.pipe()
-        self._heard, self._nonce = b"", b""
+        self._heard, self._nonce, self._unsent = b"", b"", b""
         self.silent = False
         for descriptor in (self._script, self._output, self._reports):
             os.set_blocking(descriptor, False)
@@ -55,12 +54,21 @@ class Shell:
         self._nonce, self._heard = uuid.uuid4().hex.encode(), b""
         quoted = shlex.quote(command).encode()
         script = b"eval %s </dev/null 8>&-\nprintf '%%d %s\\n' \"$?\" >&8\n" % (quoted, self._nonce)
-        # A shell that is gone is told of by process 1.
-        with contextlib.suppress(OSError):
-            os.write(self._script, script)
+        self._unsent = script
+        self._send()
+
+    def _send(self) -> None:
+        """Write what the pipe takes: in quotes a command may be longer than that."""
+        try:
+            self._unsent = self._unsent[os.write(self._script, self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # a shell that is gone is told of by process 1
+            self._unsent = b""
 
     def wait(self, seconds: float, kept: Kept) -> None:
         """Wait for output, a report, or the end of a process of the box."""
+        self._send()
         self._link.wait(seconds, self._output, kept, *([] if self.silent else [self._reports]))
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._reports, 4096)

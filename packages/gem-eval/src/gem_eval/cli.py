@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from gem import version
 from gem.__main__ import at_least
@@ -96,8 +97,11 @@ def main(argv: Sequence[str]) -> int:
         spending.add([*played.notes, *played.lost])
         progress.played(played.trajectory)
 
+    def spent(notes: Mapping[str, Any]) -> None:
+        spending.add([*notes.get("calls", []), *notes.get("lost", [])])
+
     def earlier(record: EpisodeRecord) -> None:
-        spending.add([*record.notes.get("calls", []), *record.notes.get("lost", [])])
+        spent(record.notes)
         progress.earlier(record.trajectory)
 
     try:
@@ -115,6 +119,7 @@ def main(argv: Sequence[str]) -> int:
             watch=watch,
             around=model.around,
             earlier=earlier,
+            replaced=spent,
         )
     except (TooManyFailedError, SpentError, UnfinishedError) as error:
         progress.end()

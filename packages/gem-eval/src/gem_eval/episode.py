@@ -32,7 +32,8 @@ class Played:
     tools: list[dict[str, Any]] = field(default_factory=list)
     """What the model could call through its API."""
     lost: list[dict[str, Any]] = field(default_factory=list)
-    """As `notes`, of the attempts before this one, whose environments failed: they cost as much."""
+    """As `notes`, of the attempts before this one, whose environments failed, and in self-play of
+    the other seats: they cost as much."""
 
 
 class Plays(Protocol):

@@ -180,7 +180,7 @@ def _steps(values: Sequence[Any]) -> dict[Any, str]:
         return {value: str(value) for value in distinct}
     cuts = statistics.quantiles(values, n=4, method="inclusive")
     steps = [[v for v in distinct if bisect.bisect_left(cuts, v) == i] for i in range(4)]
-    return {v: f"{step[0]:g} to {step[-1]:g}" for step in steps for v in step}
+    return {v: f"{step[0]} to {step[-1]}" for step in steps for v in step}
 
 
 def read_outcomes(folder: Path) -> dict[str, list[Outcome]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from gem.errors import ConfigurationError, GemError, RecordError
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S
+from gem.json_lines import drop_torn_line, read_lines
 from gem.trajectory import Trajectory
 from gem_eval.episode import Played, Plays
 from gem_eval.tasks import Part, Play, covers, plays
@@ -79,6 +80,7 @@ def evaluate(
     watch: Watch = lambda _: None,
     around: Callable[[], contextlib.AbstractAsyncContextManager[object]] = contextlib.nullcontext,
     earlier: Callable[[EpisodeRecord], None] = lambda _: None,
+    replaced: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> None:
     """Play all episodes that the record lacks.
 
@@ -96,6 +98,7 @@ def evaluate(
         watch: Called with each episode that ended; what it raises ends the evaluation.
         around: Made and entered in the event loop while episodes are played.
         earlier: Called with each episode that the folder has already, likewise.
+        replaced: Called with the notes of each void episode that was played again, likewise.
 
     Raises:
         ConfigurationError: The folder holds an evaluation and `resume` is not set, or one with
@@ -108,6 +111,8 @@ def evaluate(
     with alone(folder):
         _begin(folder, about, resume)
         recorder = Recorder(folder)
+        for line in read_lines(folder / REPLACED[1]):
+            replaced(line.get("notes", {}))
         done = _kept(folder, earlier)
         wanted = plays(parts, samples)
         _check_known(folder, done, wanted)
@@ -270,6 +275,7 @@ def _kept(folder: Path, earlier: Callable[[EpisodeRecord], None]) -> set[tuple[s
             failed.add(number)
     if failed:
         partial = path.with_suffix(".partial")
+        drop_torn_line(aside)
         with path.open("rb") as old, partial.open("wb") as kept, aside.open("ab") as end:
             for number, line in enumerate(old):
                 (end if number in failed else kept).write(line)

@@ -1,8 +1,8 @@
 """A model of transformers in this process, which samples for all episodes that are open.
 
 It is the sampler of the reference trainer. A turn is sampled for all open episodes together, as
-soon as all of them ask; every turn of every episode has random numbers of its own, so that what is
-sampled does not depend on which of them are open, but for rounding.
+soon as all of them ask, one round after the other; every turn of every episode has random numbers
+of its own, so that what is sampled does not depend on which of them are open, but for rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,6 +77,15 @@ class SeededSeeingSampler(SeededSampler, SeeingSampler):
     """The same for a model that sees."""
 
 
+class _Asked(NamedTuple):
+    """A request that waits for a round."""
+
+    episode: EngineSampler
+    request: Request
+    seed: int
+    future: asyncio.Future[Sample]
+
+
 class LocalModel:
     """Brings the requests of all open episodes to the sampler together."""
 
@@ -90,7 +99,7 @@ class LocalModel:
         self._sampler = sampler
         self._seed = seed
         self._open = 0
-        self._asking: list[tuple[Request, int, asyncio.Future[Sample]]] = []
+        self._asking: list[_Asked] = []
         self._round: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LocalModel:
@@ -120,7 +129,7 @@ class LocalModel:
 
     async def _ask(self, seeds: EngineSampler, notes: Notes, request: Request) -> Sample:
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
-        self._asking.append((request, seeds.turn_seed() or 0, future))
+        self._asking.append(_Asked(seeds, request, seeds.turn_seed() or 0, future))
         self._begin_round()
         sample = await future
         counts = {"prompt_tokens": len(request.prompt_ids), "reply_tokens": len(sample.token_ids)}
@@ -128,21 +137,26 @@ class LocalModel:
         return sample
 
     def _begin_round(self) -> None:
-        self._asking = [each for each in self._asking if not each[2].done()]
-        if 0 < self._open == len(self._asking):
-            asking, self._asking = sorted(self._asking, key=lambda each: each[0].episode), []
-            self._round = asyncio.create_task(self._answer(asking))
+        self._asking = [each for each in self._asking if not each.future.done()]
+        runs = self._round is not None and not self._round.done()
+        if not runs and 0 < self._open == len({id(each.episode) for each in self._asking}):
+            self._round = asyncio.create_task(self._answer())
 
-    async def _answer(self, asking: list[tuple[Request, int, asyncio.Future[Sample]]]) -> None:
-        requests, seeds, futures = map(list, zip(*asking, strict=True))
+    async def _answer(self) -> None:
+        # Only now: in self-play, seats that move at the same time ask one after the other.
+        waiting = [each for each in self._asking if not each.future.done()]
+        asking, self._asking = sorted(waiting, key=lambda each: each.request.episode), []
+        if not asking:
+            return
+        requests, seeds = [each.request for each in asking], [each.seed for each in asking]
         try:
             samples = await asyncio.to_thread(self._sampler.sample, requests, seeds)
         except Exception as error:
             # Who asked gets it; the first one ends the evaluation.
-            for future in futures:
-                if not future.done():
-                    future.set_exception(error)
+            for each in asking:
+                if not each.future.done():
+                    each.future.set_exception(error)
             return
-        for future, sample in zip(futures, samples, strict=True):
-            if not future.done():
-                future.set_result(sample)
+        for each, sample in zip(asking, samples, strict=True):
+            if not each.future.done():
+                each.future.set_result(sample)

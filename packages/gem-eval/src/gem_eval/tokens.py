@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S
-from gem.rollout import Budget, ChatFormat, Sampler, play
+from gem.rollout import Budget, ChatFormat, Request, Sample, Sampler, play
 from gem.tasks import Task
 from gem.trajectory import Failure, Trajectory
 from gem_eval.completions import Notes
@@ -69,13 +71,20 @@ class TokenPlays:
     ) -> Played:
         """Play an episode; see `gem_eval.episode.play` for arguments and failures."""
         notes: Notes = []
+        asked: list[tuple[Request, dict[str, Any]]] = []
         budget = self._trained.get(setting_of(each.task), self.budget)
         budget = budget if turns is None else replace(budget, turns=turns)
         with self.sampling(each, notes) as sampler:
+
+            async def noted(request: Request) -> Sample:
+                sample = await sampler(request)
+                asked.append((request, notes[-1]))
+                return sample
+
             try:
                 trajectory = await play(
                     each.task,
-                    sampler,
+                    noted,
                     self.chat,
                     budget=budget,
                     context=self.context,
@@ -88,6 +97,26 @@ class TokenPlays:
             except ServerError as error:
                 failure = Failure("engine", str(error), 1)
                 trajectory = Trajectory(each.task, group=each.group, end="failed", failure=failure)
-        # Attempts in environments that failed are no part of a valid episode.
-        first = len(notes) - len(trajectory.turns) if trajectory.valid else 0
-        return Played(trajectory, notes[first:], lost=notes[:first])
+        if not trajectory.valid:
+            return Played(trajectory, notes)
+        own = _calls_of(trajectory, asked)
+        known = set(map(id, own))
+        return Played(trajectory, own, lost=[note for note in notes if id(note) not in known])
+
+
+def _calls_of(
+    trajectory: Trajectory, asked: Sequence[tuple[Request, dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return the notes of a valid episode's turns.
+
+    The others are of attempts in environments that failed and, in self-play, of the other seats.
+    """
+    shown = [turn.context_ids for turn in trajectory.turns]
+    seats: defaultdict[int, list[tuple[Request, dict[str, Any]]]] = defaultdict(list)
+    for call in asked:
+        seats[call[0].episode].append(call)
+    for calls in seats.values():
+        last = calls[len(calls) - len(shown) :]
+        if [request.new_ids for request, _ in last] == shown:
+            return [note for _, note in last]
+    raise AssertionError("a turn of the episode was not asked for")

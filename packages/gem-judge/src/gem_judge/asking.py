@@ -86,6 +86,8 @@ class _Open:
 
     item: Item
     key: str
+    left_s: float
+    """Time that its votes may still take."""
     votes: list[dict[str, str] | None] = field(default_factory=list)
     replies: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     """Reply, server's name of the model and seconds of votes that are not kept yet."""
@@ -117,6 +119,8 @@ class UncheckedJudge:
         self._identity = self.settings.identity()
         self._instructions = self.settings.instructions()
         self._lock = threading.Lock()
+        # Of all threads that ask; waiting for one is no time of the verdict.
+        self._places = threading.BoundedSemaphore(self.settings.parallel)
         self._pool: ThreadPoolExecutor | None = None
         self._server = ModelServer(
             self.settings.url,
@@ -136,12 +140,11 @@ class UncheckedJudge:
                 used up, or a vote is not in the cache and it may not be asked.
             RecordError: The cache cannot be written.
         """
-        began = time.monotonic()
-        deadline = began + self.settings.timeout_s
-        whole = [_Open(item, self.key(item)) for item in map(self.shortened, items)]
+        began, limit_s = time.monotonic(), self.settings.timeout_s
+        whole = [_Open(item, self.key(item), limit_s) for item in map(self.shortened, items)]
         waiting = whole
         while waiting:
-            waiting = self._round(waiting, deadline)
+            waiting = self._round(waiting)
         # Once for all answers of a kind that have no majority.
         canary = cache(self._canary)
         return [self._decided(each, began, canary) for each in whole]
@@ -180,12 +183,14 @@ class UncheckedJudge:
             UnreachableError: The judge fails.
             JudgeError: Another model answers, or the budget is used up.
         """
-        deadline = time.monotonic() + self.settings.timeout_s
+        item = self.shortened(item)
         self.store.spend(self.name, 2, self.settings.budget_calls)
-        first, second = (
-            read(self._reply(item, 0, deadline, turned)[0], item, turned=turned)
-            for turned in (False, True)
-        )
+        with self._places:
+            deadline = time.monotonic() + self.settings.timeout_s
+            first, second = (
+                read(self._reply(item, 0, deadline, turned)[0], item, turned=turned)
+                for turned in (False, True)
+            )
         return first, second
 
     def close(self) -> None:
@@ -194,7 +199,7 @@ class UncheckedJudge:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self.store.close()
 
-    def _round(self, waiting: Sequence[_Open], deadline: float) -> list[_Open]:
+    def _round(self, waiting: Sequence[_Open]) -> list[_Open]:
         """Ask for as many votes as a majority still needs; return the items that need more."""
         asks = []
         for each in waiting:
@@ -210,8 +215,8 @@ class UncheckedJudge:
             orders = sum(2 if each.item.kind == "pair" else 1 for each, _ in asks)
             self.store.spend(self.name, orders, self.settings.budget_calls)
             # The last one in this thread: most batches are one item of one environment.
-            futures = [self._threads().submit(self._ask, *ask, deadline) for ask in asks[:-1]]
-            last = self._ask(*asks[-1], deadline)
+            futures = [self._threads().submit(self._ask, *ask) for ask in asks[:-1]]
+            last = self._ask(*asks[-1])
             for (each, seed), vote in zip(
                 asks, [*(future.result() for future in futures), last], strict=True
             ):
@@ -236,9 +241,17 @@ class UncheckedJudge:
     def _tally(self, each: _Open, name: str) -> Counter[str]:
         return Counter(vote[name] for vote in each.votes if vote is not None)
 
-    def _ask(self, each: _Open, seed: int, deadline: float) -> dict[str, str] | None:
+    def _ask(self, each: _Open, seed: int) -> dict[str, str] | None:
         """Ask for one vote; one that can be read is kept at once."""
-        began = time.monotonic()
+        with self._places:
+            began = time.monotonic()
+            deadline = began + each.left_s
+            try:
+                return self._vote(each, seed, began, deadline)
+            finally:
+                each.left_s = min(each.left_s, deadline - time.monotonic())
+
+    def _vote(self, each: _Open, seed: int, began: float, deadline: float) -> dict[str, str] | None:
         orders = (False, True) if each.item.kind == "pair" else (False,)
         replies, votes = [], []
         served = ""
@@ -320,13 +333,14 @@ class UncheckedJudge:
 
     def _canary(self, kind: Kind) -> str:
         """Return what is wrong with the judge itself; empty if it grades what is plain."""
-        deadline = time.monotonic() + self.settings.timeout_s
         for item, wanted in CANARIES:
             if item.kind != kind:
                 continue
             self.store.spend(self.name, 1, self.settings.budget_calls)
             try:
-                reply, _ = self._reply(item, 0, deadline, False)
+                with self._places:
+                    deadline = time.monotonic() + self.settings.timeout_s
+                    reply, _ = self._reply(item, 0, deadline, False)
             except UnreachableError as error:
                 return str(error)
             said = read(reply, item)

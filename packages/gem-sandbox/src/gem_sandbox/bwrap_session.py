@@ -15,11 +15,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gem.admission import Core
-from gem.errors import UnreachableError
 from gem_sandbox.base import Limits, Result, Session
 from gem_sandbox.bwrap_server import Server, Step
 from gem_sandbox.inside.protocol import GONE
-from gem_sandbox.running import NotSentError, attempted
+from gem_sandbox.running import attempted
 from gem_sandbox.streams import encoded
 
 # CPU time that the programs of a lost session may use when they run again.
@@ -100,7 +99,7 @@ class BwrapSession(Session):
         step = Step(place.key, _SEED, place.state, target, before, place.state in place.needed)
         try:
             result, state = place.server.run(source, stdin, self._limits, 0, core, step)
-        except (NotSentError, UnreachableError):
+        except BaseException:  # whether the program has run is not known, nor what its state is
             self._leave()
             raise
         if state == GONE:

@@ -103,6 +103,9 @@ class Connection:
         except (ConnectionClosed, OSError) as error:
             self.close()
             raise UnreachableError(f"the connection to {self._url} was lost: {error}") from error
+        except BaseException:  # the answer would be taken for that to the next message
+            self.close()
+            raise
         try:
             answered, found = loads(told if isinstance(told, str) else "")
         except ValueError as error:

@@ -20,6 +20,7 @@ from gem.blame import boundary
 from gem.errors import DataError
 from gem.grading.verdict import Verdict
 from gem.json_lines import parse
+from gem.parameters import integer
 from gem_sandbox import Limits, Runner, resolve
 from gem_sandbox.grading.inside.encoding import encode, same
 from gem_sandbox.grading.plain import ObjectError, judged, value_of
@@ -78,7 +79,7 @@ def grade(
             `{"input", "output"}` mappings, or of statements that must not raise
             (`"assert f(1) == 2"`). Or any of these as JSON.
         runner: Where programs run; see `gem_sandbox.resolve`.
-        max_tests: Above this number, only the tests with the longest inputs are run.
+        max_tests: At least 1. Above this number, only the tests with the longest inputs are run.
         timeout_s: Limit of each test's CPU time in seconds; see `gem_sandbox.Limits`.
         memory_mb: Address space of each test.
         partial: Run all tests and score the share that passes. Otherwise stop at the first test
@@ -98,13 +99,14 @@ def grade(
         BusyMachineError: The machine gave the program too little CPU time, also when it ran alone.
         UnreachableError: The sandbox failed.
         ConfigurationError: The runner is not allowed (see `gem_sandbox.resolve`), or cannot run
-            tests that call the program.
+            tests that call the program; or `max_tests` is below 1.
     """
     began = time.perf_counter()
     # First: wrong tests or a wrong runner must raise, whatever the program is.
     sandbox = resolve(runner)
     parsed = _parsed(tests)
-    selected = _longest(parsed, max_tests)
+    # None of the tests would be one that fails.
+    selected = _longest(parsed, integer("max_tests", max_tests, 1, 10**6))
     if not isinstance(program, str) or not program.strip():
         return Verdict(False, "no program", time.perf_counter() - began, 0.0)
     limits = Limits(cpu_s=timeout_s, memory_mb=memory_mb)
