@@ -212,7 +212,8 @@ def corrected(how: Correction, row: list[float], drawn: list[float]) -> list[tup
             weight = 0.0 if how.tis_outside == "zero" else min(max(weight, low), high)
         mean = product ** (1 / len(ratios))
         decides = {"token": ratio, "sequence": product, "mean": mean}[how.reject_level]
-        found.append((weight, (how.reject_low or 0) <= decides <= (how.reject_high or math.inf)))
+        stays = (how.reject_low or 0) <= decides <= (how.reject_high or math.inf)
+        found.append((weight if stays or not how.weighs else 0.0, stays))
     return found
 
 
@@ -242,9 +243,16 @@ def test_a_correction_weighs_or_rejects_by_the_ratio_of_trainer_to_sampler(
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_a_ratio_beyond_what_a_float_holds_has_no_weight_either(level: str) -> None:
+@pytest.mark.parametrize(
+    "bounds",
+    [{"tis_clip": 2.0, "tis_outside": "zero"}, {"tis_floor": 0.1, "reject_high": 2.0}],
+    ids=str,
+)
+def test_a_ratio_beyond_what_a_float_holds_has_no_weight_either(
+    bounds: dict[str, Any], level: str
+) -> None:
     old, drawn = torch.tensor([0.0, 0.0]), torch.tensor([-200.0, 0.0])
-    how = Correction(tis_clip=2.0, tis_outside="zero", tis_level=level)
+    how = Correction(**bounds, tis_level=level, reject_level=level)
     weights = importance_weights(old, drawn, how, lambda d: d.sum().expand(2))
     assert weights.tolist() == [0.0, 1.0 if level == "token" else 0.0]
     unknown = importance_weights(torch.tensor([math.nan, 0.0]), drawn, how, lambda d: d)

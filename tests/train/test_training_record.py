@@ -6,7 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from full_disk import full_disk
@@ -22,12 +22,14 @@ from gem_train.record import (
     read_episodes,
     read_run,
 )
+from gem_train.table import Status
 from gem_train.testing.golden import golden_batch
 
 
 def test_a_record_reads_back(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "a" / "run")
-    recorder.start({"name": "x"})
+    parity = [{"name": "x", "status": each, "how": "y"} for each in get_args(Status)]
+    recorder.start({"name": "x", "parity": parity})
     batch = golden_batch()
     advantages = [[0.5] * len(t.turns) for t in batch]
     recorder.metrics(0, {"success_rate": 0.25, "loss": math.nan})
@@ -36,7 +38,7 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
     recorder.metrics(1, {"success_rate": 0.5}, split="eval:easy")
     recorder.episodes(1, batch[:1], split="eval:easy", notes=[{"sample": 2}])
     run = read_run(tmp_path / "a" / "run")
-    assert run.meta == {"name": "x"}
+    assert run.meta == {"name": "x", "parity": parity}
     assert [(m["iteration"], m["split"], m["success_rate"]) for m in run.metrics] == [
         (0, "train", 0.25),
         (1, "eval:easy", 0.5),

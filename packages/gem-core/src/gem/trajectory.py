@@ -188,7 +188,7 @@ class TurnsInRow:
         Args:
             per_turn: One reward per turn of the whole episode.
         """
-        if self.response_ids:
+        if len(self.response_ids):
             return 0.0
         return sum(float(per_turn[span.turn]) for span in self.spans)
 

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from gem.errors import ConfigurationError, RecordError
 from gem.fingerprint import Fingerprint
@@ -41,6 +41,7 @@ from gem.tools.base import printable
 from gem.trajectory import Drift, EpisodeEnd, StopReason, Trajectory
 from gem_train.images import with_images, write_images
 from gem_train.packed import Played, unpacked
+from gem_train.table import Status
 
 RUN, METRICS, EPISODES = "run.json", "metrics.jsonl", "episodes.jsonl"
 REPLACED = ("metrics.replaced.jsonl", "episodes.replaced.jsonl")
@@ -79,7 +80,7 @@ class ParityEntry(TypedDict):
     """See `gem_train.table.Parity`."""
 
     name: str
-    status: Literal["matched", "emulated", "unmatched", "native"]
+    status: Status
     how: str
 
 

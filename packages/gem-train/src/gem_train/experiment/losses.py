@@ -221,7 +221,7 @@ def importance_weights(old: Tensor, sampler: Tensor, how: Correction, row_sum: R
 
     With `d = old - sampler` it is `exp(d)`, or `exp(row_sum(d))` with `tis_level = "sequence"`;
     outside of `tis_floor` and `tis_clip` it is the bound, or 0 with `tis_outside = "zero"`. Without
-    bounds it is 1.
+    bounds it is 1. For a token that is not `kept` it is 0: its ratio may be infinite.
 
     Args:
         old: Log-probability before the batch's first update.
@@ -236,11 +236,13 @@ def importance_weights(old: Tensor, sampler: Tensor, how: Correction, row_sum: R
     if not how.weighs:
         return difference.new_ones(difference.shape)
     ratio = (row_sum(difference) if how.tis_level == "sequence" else difference).exp()
+    left_out = ~kept(old, sampler, how, row_sum)
     if how.tis_outside == "clip":
-        return ratio.clamp(how.tis_floor, how.tis_clip)
+        ratio = ratio.clamp(how.tis_floor, how.tis_clip)
+    else:
+        left_out |= ~_within(ratio, how.tis_floor, how.tis_clip)
     # Not a product: the ratio of a long row may be infinite, and infinity times 0 is NaN.
-    left_out = ~(_within(ratio, how.tis_floor, how.tis_clip) | ratio.isnan())
-    return ratio.masked_fill(left_out, 0.0)
+    return ratio.masked_fill(left_out & ~ratio.isnan(), 0.0)
 
 
 def bounded(old: Tensor, sampler: Tensor, how: Correction, row_sum: RowSum) -> Tensor:
