@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -96,6 +96,8 @@ def test_the_seed_of_make_vec_fixes_everything_and_reset_overrides_it() -> None:
     first, _ = make_vec(EASY, num_envs=3, seed=5).reset()
     again = make_vec(EASY, num_envs=3)
     assert again.reset(seed=5)[0] == first
+    five: Any = np.int64(5)
+    assert make_vec(EASY, num_envs=3, seed=five).reset()[0] == first
     targets = [env.unwrapped.target for env in again.envs]  # type: ignore[attr-defined]
     for i, target in enumerate(targets):
         single: Any = gem.make(EASY)
@@ -443,6 +445,11 @@ def test_a_failure_in_a_vector_is_blamed_on_what_failed() -> None:
         (lambda: make_vec([EASY], num_envs=2), ConfigurationError, "num_envs=2.*1 ids"),
         (lambda: make_vec([EASY], vec_kwargs=[{}, {}]), ConfigurationError, "1, got 2"),
         (lambda: make_vec(EASY, autoreset="sometimes"), ConfigurationError, "'sometimes'"),
+        (
+            lambda: make_vec(EASY, seed=cast(Any, "5")),
+            ConfigurationError,
+            "seed must be an integer",
+        ),
         (lambda: make_vec("game:Guess"), UnknownEnvError, "did you mean"),
         (lambda: make_vec(EASY, size=3), UnknownParameterError, "'size'"),
         (lambda: SyncVectorEnv([]), ConfigurationError, "at least one environment"),

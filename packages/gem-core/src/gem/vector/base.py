@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gem.core import Info, Observation, Step
+from gem.core import Info, Observation, Step, checked_seed
 from gem.errors import ConfigurationError, MisuseError, ResetNeededError
 from gem.executors.held import env_failure
 from gem.foreign import trace
@@ -91,8 +91,9 @@ class VectorEnv(ABC):
             keep_seed: Indices of environments that `seed` does not apply to.
 
         Raises:
-            ConfigurationError: No environment, or an unknown mode.
+            ConfigurationError: No environment, an unknown mode, or a seed that is not an integer.
         """
+        seed = checked_seed(seed)
         mode = autoreset.value if isinstance(autoreset, AutoresetMode) else autoreset
         known = tuple(each.value for each in AutoresetMode)
         self.autoreset = AutoresetMode(choice("autoreset", mode, known))
