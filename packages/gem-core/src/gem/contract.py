@@ -1,6 +1,7 @@
 """Checks what environments return from `reset` and `step`; decides whether an episode succeeded.
 
 The drivers of `gem.rollout` and vector environments call it after every call to an environment.
+What the checks return is a copy, but for images: an environment may use its lists and dicts again.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ def check_reset(result: Any) -> tuple[Observation, Info]:
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise ContractError(f"reset() must return (observation, info), got {_shown(result)}")
     observation, info = result
-    _check_info(info, "reset")
-    return _checked_observation(observation, "reset"), info
+    return _checked_observation(observation, "reset"), _checked_info(info, "reset")
 
 
 def check_step(result: Any) -> Step:
@@ -61,7 +61,7 @@ def check_step(result: Any) -> Step:
         )
     if terminated and truncated:
         raise ContractError("step() must not return terminated and truncated at once")
-    _check_info(info, "step")
+    info = _checked_info(info, "step")
     return _checked_observation(observation, "step"), reward, terminated, truncated, info
 
 
@@ -122,17 +122,19 @@ def scalars(info: Info) -> dict[str, Any]:
     return kept
 
 
-def _check_info(info: Any, call: str) -> None:
+def _checked_info(info: Any, call: str) -> Info:
     if not isinstance(info, dict):
         raise ContractError(f"{call}() must return a dict as info, got {_shown(info)}")
     for key in _SUCCESS_KEYS:
         success = info.get(key)
         if success is None or success is True or success is False:
             continue
-        if not isinstance(plain(success), int | float):
+        success = plain(success)
+        if not isinstance(success, int | float) or success not in (0, 1):
             raise ContractError(
                 f"{call}() must return a boolean as info[{key!r}], got {_shown(success)}"
             )
+    return dict(info)
 
 
 def _checked_observation(observation: Any, call: str) -> Observation:
@@ -157,7 +159,8 @@ def _checked_observation(observation: Any, call: str) -> Observation:
                     f"{call}() returned an observation whose text is {_shown(part['text'])}"
                 )
             _check_text(part["text"], call)
-    return list(observation)
+    parts: list[Any] = [dict(part) for part in observation]
+    return parts
 
 
 def _check_text(text: str, call: str) -> None:

@@ -61,12 +61,9 @@ class SyncVectorEnv(VectorEnv):
         env = self.envs[i]
         try:
             if name == "step":
-                *step, info = check_step(env.step(*arguments))
-                result: Any = (*step, dict(info))
+                result: Any = check_step(env.step(*arguments))
             else:
-                seed, options = arguments
-                observation, info = begin(env, seed, options)
-                result = observation, dict(info)
+                result = begin(env, *arguments)
         except BaseException as error:
             result = contained(error)
         self._results.append((i, result))
