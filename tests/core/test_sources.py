@@ -116,6 +116,23 @@ def test_a_csv_row_of_another_width_is_named(tmp_path: Path) -> None:
         load(path)
 
 
+def test_a_csv_file_loses_neither_rows_nor_columns_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('size,n\n5" pipe,1\n6" pipe,2\n7,3\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.csv, row 0: 2 rows.*quote"):
+        load(path).row(0)
+    path.write_bytes(b"size,n\n5\rx,1\n" + b"y" * 200_000 + b",3\n4,2\r\r\n")
+    table = load(path)
+    with pytest.raises(DataError, match=r"a\.csv, row 0: 2 rows"):
+        table.row(0)
+    with pytest.raises(DataError, match=r"a\.csv, row 1: field larger than field limit"):
+        table.row(1)
+    assert table.row(2) == {"size": "4", "n": "2"}
+    path.write_text("a,b,b\n1,2,3\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.csv: the header has the column 'b' twice"):
+        load(path)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 def test_a_source_without_rows_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("" if name == "a.jsonl" else "a,b\n", encoding="utf-8")

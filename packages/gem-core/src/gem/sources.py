@@ -196,8 +196,11 @@ class _Csv(_Lines):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._header = self._fields(0) if self._starts else []
+        self._header = self._fields(0, "header") if self._starts else []
         self._starts, self._ends = self._starts[1:], self._ends[1:]
+        for column in self._header:
+            if self._header.count(column) > 1:
+                raise DataError(f"{self.name}: the header has the column {column!r} twice")
 
     def _records(self) -> Iterator[tuple[int, int]]:
         begin, quotes = -1, 0
@@ -211,11 +214,21 @@ class _Csv(_Lines):
         if begin >= 0:
             raise DataError(f"{self.name}, row {len(self._starts) - 1}: a quote is never closed")
 
-    def _fields(self, index: int) -> list[str]:
-        return next(csv.reader(io.StringIO(self._text(index), newline="")))
+    def _fields(self, index: int, what: str) -> list[str]:
+        text = io.StringIO(self._text(index), newline="")
+        try:
+            rows = [fields for fields in csv.reader(text) if fields]
+        except csv.Error as error:
+            raise DataError(f"{self.name}, {what}: {error}") from None
+        if len(rows) != 1:
+            raise DataError(
+                f"{self.name}, {what}: {len(rows)} rows look like one: a field with a quote or a "
+                "line break must stand in quotes, and quotes in it twice"
+            )
+        return rows[0]
 
     def row(self, index: int) -> Row:
-        fields = self._fields(index)
+        fields = self._fields(index, f"row {index}")
         if len(fields) != len(self._header):
             raise DataError(
                 f"{self.name}, row {index}: {len(fields)} fields, the header has "
