@@ -18,6 +18,7 @@ from gem.executors.base import EnvHandle, Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError, env_failure
 from gem.executors.recipe import Recipe
 from gem.executors.threads import Result
+from gem.parameters import optional, positive
 from gem.vector.base import Actions, AutoresetMode, VectorEnv, columns, steps_of
 
 Received: TypeAlias = (
@@ -58,6 +59,7 @@ class AsyncVectorEnv(VectorEnv):
             EnvFailedError: One cannot be made; all others and the executor are closed.
             ConfigurationError, UnknownEnvError, UnknownParameterError: See `gem.make`.
         """
+        optional(positive, "step_timeout_s", step_timeout_s)
         super().__init__(len(sources), autoreset=autoreset, seed=seed, keep_seed=keep_seed)
         self._executor = executor
         self._queue: SimpleQueue[list[Result]] = SimpleQueue()

@@ -65,7 +65,12 @@ class SyncVectorEnv(VectorEnv):
             else:
                 result = begin(env, *arguments)
         except BaseException as error:
-            result = contained(error)
+            try:
+                result = contained(error)
+            except BaseException:  # such as Ctrl-C
+                self._interrupted(i)
+                self._results.clear()
+                raise
         self._results.append((i, result))
 
     def _arrived(self, timeout_s: float | None) -> list[tuple[int, Any]]:
