@@ -348,6 +348,7 @@ def test_a_sampler_that_breaks_its_promise_is_an_error(small_tokenizer: Any) -> 
     for bad, message in [
         (Sample([1] * 65, None, "stop"), "65 tokens of 64 allowed"),
         (Sample([1, 2], [0.0], "stop"), "2 tokens, 1 log-probs"),
+        (Sample([1], None, "abort"), "stop_reason 'abort'; expected 'stop' or 'length'"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(RolloutError, match=message):
             play_batch(

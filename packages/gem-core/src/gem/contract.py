@@ -14,6 +14,7 @@ from gem.core import Info, Observation, Step
 from gem.errors import ContractError, ResetNeededError
 
 _KINDS = ("text", "image")
+_MOST_BITS = 1024
 _SUCCESS_KEYS = ("success", "correct")
 """Keys of an info that say whether an episode succeeded; the first one present decides."""
 
@@ -113,10 +114,15 @@ def plain(value: Any) -> Any:
 
 
 def scalars(info: Info) -> dict[str, Any]:
-    """Return the entries of an info that JSON can represent; NumPy scalars become Python's."""
+    """Return the entries of an info that JSON can represent; NumPy scalars become Python's.
+
+    Left out are also integers that Python refuses to write or read as text.
+    """
     kept: dict[str, Any] = {}
     for key, value in info.items():
         value = plain(value)
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            continue
         if isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str)):
             kept[key] = value
     return kept

@@ -7,6 +7,7 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, overload
 from urllib.parse import quote, unquote
 
@@ -44,8 +45,13 @@ class Task:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
-        """Rebuild from `to_dict`."""
-        return cls(data["env_id"], int(data["seed"]), dict(data["params"]), data.get("name", ""))
+        """Rebuild from `to_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: A field is missing or of another type.
+        """
+        seed = int(index(data["seed"]))
+        return cls(data["env_id"], seed, dict(data["params"]), data.get("name", ""))
 
 
 class TaskSequence(Sequence[Task], ABC):

@@ -164,7 +164,8 @@ class Episode:
 
         Raises:
             RolloutError: There is no request, or the sample does not satisfy it: it has too many
-                tokens, log-probabilities that are none, or a prompt with images was read otherwise.
+                tokens, log-probabilities that are none or an unknown `stop_reason`, or a prompt
+                with images was read otherwise.
         """
         if self.request is None:
             raise RolloutError("Episode.receive: no request is open")
@@ -175,6 +176,11 @@ class Episode:
             if sample.logprobs is not None and len(sample.logprobs) != n:
                 raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
             check_logprobs(sample.logprobs or ())
+            if sample.stop_reason not in ("stop", "length"):
+                raise RolloutError(
+                    f"sampler returned the stop_reason {sample.stop_reason!r}; expected 'stop' or "
+                    "'length': a request that the engine gave up has no sample"
+                )
             if self.request.images:
                 _check_prompt(self.request, sample)
         if (end := self._chat.usable(sample.token_ids)) < n:
