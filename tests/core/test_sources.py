@@ -129,8 +129,14 @@ def test_a_csv_file_loses_neither_rows_nor_columns_without_a_word(tmp_path: Path
         table.row(1)
     assert table.row(2) == {"size": "4", "n": "2"}
     path.write_text("a,b,b\n1,2,3\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.csv: the header has the column 'b' twice"):
+    with pytest.raises(DataError, match=r"a\.csv has the column 'b' twice"):
         load(path)
+
+
+def test_a_column_that_occurs_twice_is_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(DataError, match="data frame of 1 rows has the column 'b' twice"):
+        load(pandas.DataFrame([[1, 2, 3]], columns=["a", "b", "b"]))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])

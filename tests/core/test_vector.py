@@ -238,6 +238,14 @@ def test_options_reach_every_reset() -> None:
     with pytest.raises(UnknownParameterError, match="no option 'idx'"):
         make_vec(EASY).reset(idx=3)
 
+    class Plain(Countdown):
+        def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+            return super().reset(seed)
+
+    # As in threads and processes, not a failure of the environment.
+    with pytest.raises(UnknownParameterError, match="'idx'"):
+        SyncVectorEnv([Plain]).reset(idx=3)
+
 
 def test_what_a_refused_reset_was_given_is_forgotten() -> None:
     class Choosy(Countdown):

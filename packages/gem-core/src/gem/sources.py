@@ -198,9 +198,7 @@ class _Csv(_Lines):
         super().__init__(path)
         self._header = self._fields(0, "header") if self._starts else []
         self._starts, self._ends = self._starts[1:], self._ends[1:]
-        for column in self._header:
-            if self._header.count(column) > 1:
-                raise DataError(f"{self.name}: the header has the column {column!r} twice")
+        _check_columns(self.name, self._header)
 
     def _records(self) -> Iterator[tuple[int, int]]:
         begin, quotes = -1, 0
@@ -256,9 +254,17 @@ class _Columns(Table):
         return row  # type: ignore[no-any-return]
 
 
+def _check_columns(name: str, columns: list[Any]) -> None:
+    """Refuse columns of the same name: a row, which is a mapping, would lose one of them."""
+    for column in columns:
+        if columns.count(column) > 1:
+            raise DataError(f"{name} has the column {column!r} twice")
+
+
 def _frame(frame: Any) -> Table:
     # Not `iloc[index]`: a series has one type, so integers beside floats become floats.
     name, size = f"data frame of {len(frame)} rows", len(frame)
+    _check_columns(name, list(frame.columns))
     return _Columns(name, size, lambda index: frame.iloc[[index]].to_dict("records"))
 
 

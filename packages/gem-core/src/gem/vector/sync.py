@@ -8,7 +8,7 @@ from typing import Any
 
 from gem.contract import check_step
 from gem.core import Env
-from gem.executors.held import begin, close_env
+from gem.executors.held import begin, check_options, close_env
 from gem.foreign import called, contained
 from gem.vector.base import AutoresetMode, VectorEnv
 
@@ -63,6 +63,7 @@ class SyncVectorEnv(VectorEnv):
             if name == "step":
                 result: Any = check_step(env.step(*arguments))
             else:
+                check_options(env, arguments[1])
                 result = begin(env, *arguments)
         except BaseException as error:
             try:
