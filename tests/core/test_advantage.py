@@ -323,6 +323,19 @@ def test_wrong_input_is_named() -> None:
         TurnTable.build([[0.0], [0.0]], parts=[0, -1])
     with pytest.raises(ConfigurationError, match=r"part of episode 0 is 2; .* within \[0, 2\)"):
         TurnTable.build([[0.0]], parts=[2], part_names=["a", "b"])
+    two: Any = [[0.0], [1.0]]
+    for name, column in (
+        ("groups", [0.2, 0.7]),
+        ("groups", [2**70, 1]),
+        ("groups", [[0], [1]]),
+        ("parts", [0.0, 0.9]),
+        ("parts", [False, True]),
+        ("valid", [1.0, math.nan]),
+        ("valid", ["True", "False"]),
+    ):
+        given: Any = {name: column}
+        with pytest.raises(ConfigurationError, match=rf"{name} must be .* for each episode, got"):
+            TurnTable.build(two, **given)
     for names in ([], ["a", "a"]):
         with pytest.raises(ConfigurationError, match="part_names must be one or more different"):
             TurnTable.build([], part_names=names)

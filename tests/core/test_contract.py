@@ -18,7 +18,7 @@ from gem.vector import SyncVectorEnv
     [
         ("go on", 1, False, False, {}),
         ("go on", np.float32(0.5), np.bool_(True), np.bool_(False), {"success": np.bool_(True)}),
-        ("go on", np.array(2.0), np.array(False), True, {"success": None}),
+        ("go on", np.array(2.0), np.array(False), True, {"success": None, "correct": 0.0}),
         ["ünïcode \U0001f600", np.int64(3), False, True, {"success": 1}],
         ([{"type": "text", "text": "see"}, {"type": "image", "image": b""}], 0.0, True, False, {}),
     ],
@@ -28,7 +28,7 @@ def test_numbers_and_flags_of_a_step_become_pythons_own(step: Any) -> None:
     assert observation == step[0]
     assert (type(reward), type(terminated), type(truncated)) == (float, bool, bool)
     assert (reward, terminated, truncated) == (step[1], step[2], step[3])
-    assert info is step[4]
+    assert info == step[4]
 
 
 BROKEN_STEPS = {
@@ -44,6 +44,8 @@ BROKEN_STEPS = {
     "both ends": (("x", 0.0, True, np.bool_(True), {}), "terminated and truncated at once"),
     "no info": (("x", 0.0, False, False, None), "a dict as info, got NoneType"),
     "text as success": (("x", 0.0, True, False, {"success": "no"}), "info['success'], got str"),
+    "no success either way": (("x", 0.0, True, False, {"success": float("nan")}), "got float nan"),
+    "a share as success": (("x", 0.3, True, False, {"correct": 0.3}), "info['correct'], got float"),
     "no observation": ((None, 0.0, False, False, {}), "text as observation"),
     "bytes": ((b"x", 0.0, False, False, {}), "text as observation"),
     "a part of its own": (([{"type": "sound"}], 0.0, False, False, {}), "the part dict"),
@@ -65,6 +67,15 @@ def test_a_step_that_breaks_the_contract_is_named(case: str) -> None:
 def test_a_reset_that_breaks_the_contract_is_named(result: Any) -> None:
     with pytest.raises(ContractError, match=r"reset\(\)"):
         check_reset(result)
+
+
+def test_what_an_environment_changes_later_stays_as_it_was_returned() -> None:
+    part, info = {"type": "text", "text": "first"}, {"lives": 3}
+    steps = [check_step(([part], 0.0, False, False, info)), check_reset(([part], info))]
+    part["text"], info["lives"] = "second", 2
+    for observation, *_, kept in steps:
+        assert observation == [{"type": "text", "text": "first"}]
+        assert kept == {"lives": 3}
 
 
 class Returning(Env):

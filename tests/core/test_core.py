@@ -143,6 +143,12 @@ def test_a_seed_must_be_an_integer(seed: Any) -> None:
 
 def test_numpy_integers_are_seeds() -> None:
     assert Dice().reset(seed=np.int64(5))[0] == Dice().reset(seed=5)[0]  # type: ignore[arg-type]
+    five: Any = np.int64(5)
+    assert stream(five, True).random() == stream(5, 1).random()
+    assert env_seed(five, np.int32(2)) == env_seed(5, 2)  # type: ignore[arg-type]
+    for wrong in (5.0, "5", None):
+        with pytest.raises(TypeError, match="integer"):
+            stream(wrong)  # type: ignore[arg-type]
 
 
 class Counting(Wrapper):
@@ -171,6 +177,14 @@ def test_snapshot_restore_and_spawn_continue_bit_for_bit(wrap: Any) -> None:
     other = wrap(Dice())
     other.restore(state)
     assert throws(other) == expected[0]
+
+
+def test_what_cannot_be_restored_leaves_the_episode_as_it_is() -> None:
+    env = Dice(sides=4)
+    env.reset(seed=3)
+    with pytest.raises(pickle.UnpicklingError):
+        env.restore(b"cut off")
+    assert (env.episode_key, env.sides) == ((3, 0), 4)
 
 
 def test_a_spawned_sibling_keeps_parameters_and_has_its_own_seed() -> None:
@@ -332,6 +346,7 @@ def test_threads_wait_until_all_ids_are_registered(
 
 
 @given(
+    st.sampled_from(["game:X-v0", "agent:python a b.py?steps=3&x=1", "remote:http://h:1/a%20b#c"]),
     st.integers(1, 99),
     st.integers(-(10**12), 10**12),
     st.dictionaries(
@@ -339,8 +354,8 @@ def test_threads_wait_until_all_ids_are_registered(
         st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
     ),
 )
-def test_task_uris_read_back(n: int, seed: int, params: dict[str, Any]) -> None:
-    tasks = TaskSet("game:X-v0", n, seed, params)
+def test_task_uris_read_back(env_id: str, n: int, seed: int, params: dict[str, Any]) -> None:
+    tasks = TaskSet(env_id, n, seed, params)
     assert TaskSet.parse(tasks.uri) == tasks
 
 

@@ -72,6 +72,14 @@ def test_an_entry_point_that_does_not_hold_is_named(
         estimator("wrong")
 
 
+def test_a_name_that_two_packages_provide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = gem.estimators.ENTRY_POINT_GROUP
+    two = [EntryPoint("mine", f"{package}:MINE", group) for package in ("one", "other")]
+    monkeypatch.setattr("gem.plugins.entry_points", lambda **_: two)
+    with pytest.raises(ConfigurationError, match="'mine' .* one:MINE, other:MINE"):
+        estimator("mine")
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [

@@ -251,6 +251,26 @@ def test_event_loops_step_environments_one_by_one(vectors: Callable[..., Any], m
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_nobody_waits_for_a_vector_that_is_closed(vectors: Callable[..., Any], mode: str) -> None:
+    vector = vectors(mode, num_envs=2)
+
+    async def go() -> None:
+        await vector.reset_one(0)
+        step = asyncio.create_task(vector.step_one(0, "wait 0.5"))
+        await asyncio.sleep(0.1)
+        vector.send({1: "wait 0.5"})
+        vector.close()
+        with pytest.raises(MisuseError, match="closed"):
+            await asyncio.wait_for(step, 30)
+
+    vector.reset(indices=[1])
+    asyncio.run(go())
+    for call in (vector.recv, vector.reset):
+        with pytest.raises(MisuseError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_an_environment_that_raises_loses_its_own_episode_only(
     vectors: Callable[..., Any], mode: str
 ) -> None:

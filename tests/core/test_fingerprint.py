@@ -168,6 +168,17 @@ def test_images_in_memory_count_by_size_and_pixels() -> None:
     assert canonical([{"type": "image", "image": wide}]) != canonical(
         [{"type": "image", "image": high}]
     )
+    # The same pixels look different by what else is known of them.
+    red, green, clear, turned = (image.new("P", (4, 2)) for _ in range(4))
+    for each, palette in ((red, [255, 0, 0]), (green, [0, 255, 0]), (clear, [255, 0, 0])):
+        each.putpalette(palette)
+    clear.info["transparency"] = 0
+    turned.putpalette([255, 0, 0])
+    turned.getexif()[0x0112] = 3
+    looks = [
+        str(canonical([{"type": "image", "image": each}])) for each in (red, green, clear, turned)
+    ]
+    assert len(set(looks)) == 4
 
 
 class Seeing(GuessTheNumber):

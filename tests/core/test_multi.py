@@ -435,11 +435,24 @@ def test_results_that_break_the_contract_are_refused() -> None:
         ({"rewards": {"a": float("nan"), "b": 0.0}}, "finite"),
         ({"terminated": True}, "until the match is over"),
         ({"observations": {"c": "x"}}, "unknown agents"),
+        ({"infos": {"a": {"result": 3}, "b": {}}}, "must return text"),
     ):
         with pytest.raises(ContractError, match=message):
             check_multi_step(game, good._replace(**change))
     with pytest.raises(ContractError, match="MultiStep"):
         check_multi_step(game, tuple(good))
+
+
+def test_a_game_may_use_its_dicts_again() -> None:
+    game = Zero()
+    seen, rewards, infos = {"b": "x"}, {"a": 1.0, "b": -1.0}, {"a": {"success": True}, "b": {}}
+    told = check_multi_reset(game, (seen, infos))
+    step = check_multi_step(game, MultiStep(seen, rewards, False, False, infos))
+    for each in (seen, rewards, *infos.values()):
+        each.clear()
+    kept = {"b": "x"}, {"a": {"success": True}, "b": {}}
+    assert told == kept
+    assert step == MultiStep(kept[0], {"a": 1.0, "b": -1.0}, False, False, kept[1])
 
 
 class Early(Duel):

@@ -14,7 +14,7 @@ from echo import wait_until
 from gem import registry
 from gem.envs.games.base import boxed
 from gem.envs.multi.nim import Nim
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError, ContractError, RolloutError
 from gem.multi import MultiAgentEnv, MultiStep, of_one_seat
 from gem.registry import spec
 from gem.replay import difference, match_difference
@@ -502,6 +502,58 @@ def test_a_match_is_recorded_replayed_and_a_change_is_found(small_tokenizer: Any
     assert str(match_difference(again)).startswith("second, turn 1, observation")
     with pytest.raises(ConfigurationError, match="a part of a match"):
         difference(played["first"])
+
+
+def test_a_game_that_ends_otherwise_than_recorded_is_found(small_tokenizer: Any) -> None:
+    class Ending(Talk):
+        def step(self, actions: Mapping[str, str]) -> MultiStep:
+            step = super().step(actions)
+            for agent in self.agents if not step.observations else ():
+                step.infos[agent]["result"] = f"{self.t} words."
+            return step
+
+    played = match(TALK, Says(small_tokenizer, "x"), small_tokenizer, make_game=lambda t: Ending())
+
+    def found(game: MultiAgentEnv) -> str:
+        return str(match_difference(played, lambda task: game)).replace("\n", "")
+
+    assert found(Ending()) == "None"
+    assert found(Ending(6)) == "a, turn 2, terminated  expected True  found    False"
+    assert found(Ending(2)) == "a, turn 1, terminated  expected False  found    True"
+    assert found(Ending(fail_at=3)).startswith("a, turn 1, exception")
+    assert found(Ending(fail_at=0)).startswith("turn 0, exception")
+    assert found(Talk()).startswith("a, turn 2, observation  expected '4 words.'")
+
+
+def test_an_image_that_cannot_be_read_at_the_end_voids_the_match_for_all(
+    small_tokenizer: Any,
+) -> None:
+    class Painted(Talk):
+        def step(self, actions: Mapping[str, str]) -> MultiStep:
+            step = super().step(actions)
+            if not step.observations:
+                step.infos["a"]["result"] = [{"type": "image", "image": b"no image"}]
+            return step
+
+    class Seeing(ChatFormat):
+        def accept(self, observation: Any) -> Any:
+            raise ContractError("cannot read an image")
+
+    say = Says(small_tokenizer, "x")
+    chat = Seeing(small_tokenizer)
+    played = asyncio.run(
+        play_match(TALK, say, chat, budget=BUDGET, make_game=lambda task: Painted())
+    )
+    assert [each.valid for each in played.values()] == [False, False]
+
+
+@pytest.mark.parametrize("retries", [-1, True, 1.0])
+def test_retries_are_a_number_from_0(small_tokenizer: Any, retries: Any) -> None:
+    say, chat = Says(small_tokenizer, "x"), ChatFormat(small_tokenizer)
+    for task in (NIM, Task("game:GuessTheNumber-v0-easy", 1)):
+        for players in (play_match, play):
+            with pytest.raises(ConfigurationError, match="retries must be an integer from 0"):
+                asyncio.run(players(task, say, chat, budget=BUDGET, retries=retries))
 
 
 def test_the_fingerprint_tells_agents_and_the_others_actions_apart(small_tokenizer: Any) -> None:

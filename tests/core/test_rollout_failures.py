@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +25,8 @@ from gem.rollout import (
 from gem.tasks import Task
 from gem.trajectory import Trajectory
 from gem_train.experiment.metrics import episode_metrics
+
+LONG = replace(BUDGET, response_tokens=1 << 20, turns=None)
 
 
 class Flaky:
@@ -344,10 +350,36 @@ def test_slow_environments_do_not_block_the_event_loop(small_tokenizer: Any) -> 
     assert all(t.valid for t in asyncio.run(all_of_them()))
 
 
+def test_an_interruption_in_a_notebook_ends_the_rounds(small_tokenizer: Any) -> None:
+    rounds = 0
+
+    def sample(requests: list[Request]) -> list[Sample]:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        return [Sample([9], None, "stop") for _ in requests]
+
+    async def cell() -> None:
+        play_batch(
+            [TASK], sample, ChatFormat(small_tokenizer), budget=LONG, make_env=lambda task: Echo(99)
+        )
+
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(cell())
+    finally:
+        loop.close()
+    assert rounds < 50
+
+
 def test_a_sampler_that_breaks_its_promise_is_an_error(small_tokenizer: Any) -> None:
     for bad, message in [
         (Sample([1] * 65, None, "stop"), "65 tokens of 64 allowed"),
         (Sample([1, 2], [0.0], "stop"), "2 tokens, 1 log-probs"),
+        (Sample([1], None, "abort"), "stop_reason 'abort'; expected 'stop' or 'length'"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(RolloutError, match=message):
             play_batch(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gem.contract import succeeded
+from gem.contract import scalars, succeeded
 from gem.errors import ConfigurationError
 from gem.trajectory import Drift, Trajectory, turn_table
 from gem_train.experiment.metrics import episode_metrics
@@ -153,6 +153,23 @@ def test_success_is_what_the_info_says_or_a_task_that_ended_with_a_reward(
     )
     assert trajectory.success is won
     assert episode_metrics([trajectory])["success_rate"] == won
+
+
+def test_records_of_other_types_are_refused() -> None:
+    data = golden_batch()[0].to_dict()
+    for seed in (3.7, "3", None):
+        with pytest.raises(ConfigurationError, match="not a recorded trajectory"):
+            Trajectory.from_dict({**data, "task": {**data["task"], "seed": seed}})
+    for turns in ([3], ["turn"], None):
+        with pytest.raises(ConfigurationError, match="not a recorded trajectory"):
+            Trajectory.from_dict({**data, "turns": turns})
+
+
+def test_an_integer_that_json_readers_refuse_is_left_out_of_infos() -> None:
+    assert scalars({"large": 10**5000, "small": -(2**64), "text": "x"}) == {
+        "small": -(2**64),
+        "text": "x",
+    }
 
 
 @pytest.mark.parametrize("line", ["", "{", "[]", "{}", '{"task": 3}'])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+import signal
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -96,6 +97,8 @@ def test_the_seed_of_make_vec_fixes_everything_and_reset_overrides_it() -> None:
     first, _ = make_vec(EASY, num_envs=3, seed=5).reset()
     again = make_vec(EASY, num_envs=3)
     assert again.reset(seed=5)[0] == first
+    five: Any = np.int64(5)
+    assert make_vec(EASY, num_envs=3, seed=five).reset()[0] == first
     targets = [env.unwrapped.target for env in again.envs]  # type: ignore[attr-defined]
     for i, target in enumerate(targets):
         single: Any = gem.make(EASY)
@@ -235,6 +238,31 @@ def test_options_reach_every_reset() -> None:
     with pytest.raises(UnknownParameterError, match="no option 'idx'"):
         make_vec(EASY).reset(idx=3)
 
+    class Plain(Countdown):
+        def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+            return super().reset(seed)
+
+    # As in threads and processes, not a failure of the environment.
+    with pytest.raises(UnknownParameterError, match="'idx'"):
+        SyncVectorEnv([Plain]).reset(idx=3)
+
+
+def test_what_a_refused_reset_was_given_is_forgotten() -> None:
+    class Choosy(Countdown):
+        def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+            if self.left == 0 and self._episode == 0:
+                raise ConfigurationError("no second episode")
+            return super().reset(seed, **options)
+
+    env = SyncVectorEnv([Choosy], seed=7)
+    env.reset(length=1)
+    with pytest.raises(ConfigurationError, match="no second episode"):
+        env.step(["a"])
+    with pytest.raises(ResetNeededError):
+        env.step(["a"])
+    env.envs[0].left = 1  # type: ignore[attr-defined]
+    assert env.reset(length=1)[1] == [{"episode": 1}]
+
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step", "disabled"])
 def test_an_environment_that_raises_loses_its_own_episode_only(autoreset: str) -> None:
@@ -268,6 +296,35 @@ def test_a_reset_that_fails_is_tried_again_with_the_same_seed() -> None:
     assert observations[0] == "left 1"
     assert observations[1] == vector(seed=9).reset()[0][1]
     assert (rewards[1], truncated[1], infos[1]) == (0.0, False, {"episode": 0})
+
+
+def test_a_reset_that_fails_is_tried_again_with_the_same_options() -> None:
+    env = vector(2)
+    broken: Any = env.envs[1]
+    broken.broken_resets = 2
+    env.reset(length=1)
+    for _ in range(2):
+        env.step({1: "a"})
+    _, _, terminated, _, infos = env.step(["a", "a"])
+    assert terminated.tolist() == [True, True]
+    assert [info["final_obs"] for info in infos] == ["left 0", "left 0"]
+    # The options were those of one episode.
+    assert env.step(["a", "a"])[0] == ["left 1", "left 1"]
+
+
+def test_a_vector_goes_on_after_an_interruption() -> None:
+    class Interrupted(Countdown):
+        def step(self, action: str) -> Any:
+            if action == "Ctrl-C":
+                signal.raise_signal(signal.SIGINT)
+            return super().step(action)
+
+    env = SyncVectorEnv([Countdown, Interrupted, Countdown], seed=7)
+    first, _ = env.reset(seed=7)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(["a", "Ctrl-C", "a"])
+    assert env.reset(seed=7)[0] == first
+    assert env.step(["a"] * 3)[0] == ["left 1"] * 3
 
 
 class Unsteady(Countdown):
@@ -443,11 +500,21 @@ def test_a_failure_in_a_vector_is_blamed_on_what_failed() -> None:
         (lambda: make_vec([EASY], num_envs=2), ConfigurationError, "num_envs=2.*1 ids"),
         (lambda: make_vec([EASY], vec_kwargs=[{}, {}]), ConfigurationError, "1, got 2"),
         (lambda: make_vec(EASY, autoreset="sometimes"), ConfigurationError, "'sometimes'"),
+        (
+            lambda: make_vec(EASY, seed=cast(Any, "5")),
+            ConfigurationError,
+            "seed must be an integer",
+        ),
         (lambda: make_vec("game:Guess"), UnknownEnvError, "did you mean"),
         (lambda: make_vec(EASY, size=3), UnknownParameterError, "'size'"),
         (lambda: SyncVectorEnv([]), ConfigurationError, "at least one environment"),
         (lambda: make_vec(EASY, num_workers=2), ConfigurationError, "'sync' has no workers"),
         (lambda: make_vec(EASY, step_timeout_s=2.0), ConfigurationError, "'sync' has no time"),
+        (
+            lambda: make_vec(EASY, vectorization_mode="thread", step_timeout_s=float("nan")),
+            ConfigurationError,
+            "step_timeout_s must be a number above 0, got nan",
+        ),
         (
             lambda: make_vec(EASY, num_workers=2, vectorization_mode="thread"),
             ConfigurationError,

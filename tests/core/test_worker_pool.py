@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -289,7 +290,18 @@ def test_a_target_that_cannot_be_loaded_is_named() -> None:
         WorkerPool("builtins:no_such").call(timeout_s=1)
 
 
+@pytest.mark.parametrize("timeout_s", [1e10, math.inf])
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_limit_may_be_longer_than_any_clock_counts(timeout_s: float, size: int) -> None:
+    pool = WorkerPool("builtins:len", 1)
+    assert pool.call("x" * size, timeout_s=timeout_s).value == size
+    pool.close()
+
+
 def test_wrong_parameters_are_named() -> None:
+    for limit in (0.0, -1.0, math.nan):
+        with pytest.raises(ConfigurationError, match="timeout_s must be above 0, got"):
+            WorkerPool(EVAL, 1).call("1", timeout_s=limit)
     with pytest.raises(ConfigurationError, match="workers must be at least 1, got 0"):
         WorkerPool(EVAL, 0)
     with pytest.raises(ConfigurationError, match="target must be 'module:function', got 'eval'"):

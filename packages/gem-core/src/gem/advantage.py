@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +92,9 @@ class TurnTable:
             values: `values[episode][turn]`, shaped like `rewards`.
 
         Raises:
-            ConfigurationError: An episode has no list of rewards, lengths differ, part names
-                repeat, a part has no name, or a valid turn's reward or value is not finite or above
-                `MAX_MAGNITUDE`.
+            ConfigurationError: An episode has no list of rewards, lengths differ, a group or part
+                is not an integer, `valid` is not boolean, part names repeat, a part has no name, or
+                a valid turn's reward or value is not finite or above `MAX_MAGNITUDE`.
         """
         sizes: list[int] = []
         try:
@@ -120,9 +120,9 @@ class TurnTable:
                     )
         episode = np.repeat(np.arange(episodes, dtype=np.int64), lengths)
         starts = np.cumsum(lengths) - lengths
-        group_of = np.arange(episodes) if groups is None else np.asarray(groups)
-        valid_of = np.ones(episodes, np.bool_) if valid is None else np.asarray(valid, np.bool_)
-        part_of = np.zeros(episodes, np.int64) if parts is None else np.asarray(parts, np.int64)
+        group_of = _column("groups", range(episodes) if groups is None else groups, "iu")
+        valid_of = _column("valid", [True] * episodes if valid is None else valid, "b")
+        part_of = _column("parts", [0] * episodes if parts is None else parts, "iu")
         if part_names is None:
             part_names = [str(number) for number in range(int(part_of.max(initial=0)) + 1)]
         count = len(part_names)
@@ -137,7 +137,7 @@ class TurnTable:
         table = cls(
             episode=episode,
             turn=np.arange(len(episode), dtype=np.int64) - starts[episode],
-            group=group_of[episode].astype(np.int64),
+            group=group_of[episode],
             reward=_flatten(rewards),
             valid=valid_of[episode],
             part=part_of[episode],
@@ -382,6 +382,16 @@ def _rows_by_turn(table: TurnTable) -> list[NDArray[np.int64]]:
 
 def _flatten(per_episode: Sequence[Sequence[float]]) -> Floats:
     return np.array([x for episode in per_episode for x in episode], dtype=np.float64)
+
+
+def _column(name: str, column: Sequence[Any], kinds: str) -> NDArray[Any]:
+    """Return a column `[episodes]`, as NumPy's type of the kinds: booleans or integers."""
+    values = np.asarray(column)
+    # Converted, 0.2 and 0.7 would be one group, and "False" would be valid.
+    if values.ndim != 1 or (len(values) and values.dtype.kind not in kinds):
+        kind = "a boolean" if kinds == "b" else "an integer"
+        raise ConfigurationError(f"{name} must be {kind} for each episode, got {column!r:.80}")
+    return values.astype(np.bool_ if kinds == "b" else np.int64)
 
 
 def _check_unit(name: str, value: float) -> None:

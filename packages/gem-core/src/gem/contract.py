@@ -1,6 +1,7 @@
 """Checks what environments return from `reset` and `step`; decides whether an episode succeeded.
 
 The drivers of `gem.rollout` and vector environments call it after every call to an environment.
+What the checks return is a copy, but for images: an environment may use its lists and dicts again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from gem.core import Info, Observation, Step
 from gem.errors import ContractError, ResetNeededError
 
 _KINDS = ("text", "image")
+_MOST_BITS = 1024
 _SUCCESS_KEYS = ("success", "correct")
 """Keys of an info that say whether an episode succeeded; the first one present decides."""
 
@@ -26,8 +28,7 @@ def check_reset(result: Any) -> tuple[Observation, Info]:
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise ContractError(f"reset() must return (observation, info), got {_shown(result)}")
     observation, info = result
-    _check_info(info, "reset")
-    return _checked_observation(observation, "reset"), info
+    return _checked_observation(observation, "reset"), _checked_info(info, "reset")
 
 
 def check_step(result: Any) -> Step:
@@ -61,7 +62,7 @@ def check_step(result: Any) -> Step:
         )
     if terminated and truncated:
         raise ContractError("step() must not return terminated and truncated at once")
-    _check_info(info, "step")
+    info = _checked_info(info, "step")
     return _checked_observation(observation, "step"), reward, terminated, truncated, info
 
 
@@ -113,26 +114,33 @@ def plain(value: Any) -> Any:
 
 
 def scalars(info: Info) -> dict[str, Any]:
-    """Return the entries of an info that JSON can represent; NumPy scalars become Python's."""
+    """Return the entries of an info that JSON can represent; NumPy scalars become Python's.
+
+    Left out are also integers that Python refuses to write or read as text.
+    """
     kept: dict[str, Any] = {}
     for key, value in info.items():
         value = plain(value)
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            continue
         if isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str)):
             kept[key] = value
     return kept
 
 
-def _check_info(info: Any, call: str) -> None:
+def _checked_info(info: Any, call: str) -> Info:
     if not isinstance(info, dict):
         raise ContractError(f"{call}() must return a dict as info, got {_shown(info)}")
     for key in _SUCCESS_KEYS:
         success = info.get(key)
         if success is None or success is True or success is False:
             continue
-        if not isinstance(plain(success), int | float):
+        success = plain(success)
+        if not isinstance(success, int | float) or success not in (0, 1):
             raise ContractError(
                 f"{call}() must return a boolean as info[{key!r}], got {_shown(success)}"
             )
+    return dict(info)
 
 
 def _checked_observation(observation: Any, call: str) -> Observation:
@@ -157,7 +165,8 @@ def _checked_observation(observation: Any, call: str) -> Observation:
                     f"{call}() returned an observation whose text is {_shown(part['text'])}"
                 )
             _check_text(part["text"], call)
-    return list(observation)
+    parts: list[Any] = [dict(part) for part in observation]
+    return parts
 
 
 def _check_text(text: str, call: str) -> None:

@@ -174,9 +174,10 @@ class Stateful:
 
     def restore(self, state: bytes) -> None:
         """Continue from `snapshot`: the same actions give the same episode, bit for bit."""
+        restored = pickle.loads(state)
         kept = {k: v for k, v in self.__dict__.items() if k in self._apart}
         self.__dict__.clear()
-        self.__dict__.update(pickle.loads(state) | kept)
+        self.__dict__.update(restored | kept)
 
     def spawn(self: StatefulT, same_state: bool = False, seed: int | None = None) -> StatefulT:
         """Return a new environment with the same parameters.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gem.tasks import Task
     from gem.trajectory import Trajectory
 
+ORIENTATION = 0x0112
+"""EXIF tag. Some readers obey it, some do not; the same holds for transparency."""
 _DIGEST_BYTES = 12
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -109,9 +111,17 @@ def _image_digest(part: Mapping[str, Any]) -> str:
     if isinstance(image, str | Path):
         image = Path(image).read_bytes()
     elif hasattr(image, "tobytes"):
-        # An image in memory: hash mode and size too, which the pixel bytes do not contain.
-        pixels = f"{getattr(image, 'mode', '')}{getattr(image, 'size', '')}".encode()
-        image = pixels + image.tobytes()
+        # An image in memory: hash also what the pixel bytes do not contain and readers look at.
+        pixels = image.tobytes()
+        look = f"{getattr(image, 'mode', '')}{getattr(image, 'size', '')}"
+        if hasattr(image, "getexif"):
+            others = (
+                image.getpalette(None),
+                image.info.get("transparency"),
+                image.getexif().get(ORIENTATION),
+            )
+            look += f"{others}" if any(each is not None for each in others) else ""
+        image = look.encode() + pixels
     if not isinstance(image, bytes | bytearray):
         raise ConfigurationError(
             f"an observation's image is a path, bytes or a PIL image, got {type(image).__name__}"

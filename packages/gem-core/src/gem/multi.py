@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from gem.contract import check_reset, check_step, refusal
-from gem.core import Env, EnvSpec, Info, Observation, Stateful
+from gem.core import Env, EnvSpec, Info, Observation, Stateful, Step
 from gem.errors import ConfigurationError, ContractError, UnknownEnvError
 from gem.parameters import require_known
 from gem.registry import spec
@@ -339,7 +339,7 @@ def require_asked(env: MultiAgentEnv, asked: tuple[str, ...], actions: Mapping[s
 def check_multi_reset(
     env: MultiAgentEnv, result: Any
 ) -> tuple[dict[str, Observation], dict[str, Info]]:
-    """Return the result of a `reset` if the contract of `MultiAgentEnv` allows it.
+    """Return a copy of the result of a `reset` if the contract of `MultiAgentEnv` allows it.
 
     Raises:
         ContractError: The message says what it does not allow.
@@ -351,13 +351,13 @@ def check_multi_reset(
         raise ContractError("reset() must return observations of those who are to move")
     _require_names(env, infos, "infos")
     _require_known_agents(env, observations)
-    for agent, observation in observations.items():
-        check_reset((observation, infos[agent]))
-    return observations, infos
+    checked = {a: check_reset((observations.get(a, ""), infos[a])) for a in env.agents}
+    seen = {agent: checked[agent][0] for agent in observations}
+    return seen, {agent: info for agent, (_, info) in checked.items()}
 
 
 def check_multi_step(env: MultiAgentEnv, result: Any) -> MultiStep:
-    """Return the result of a `step` if the contract of `MultiAgentEnv` allows it.
+    """Return a copy of the result of a `step` if the contract of `MultiAgentEnv` allows it.
 
     Raises:
         ContractError: The message says what it does not allow.
@@ -368,16 +368,25 @@ def check_multi_step(env: MultiAgentEnv, result: Any) -> MultiStep:
     _require_names(env, rewards, "rewards")
     _require_names(env, infos, "infos")
     _require_known_agents(env, observations)
+    checked: dict[str, Step] = {}
     for agent in env.agents:
         seen = observations.get(agent, "")
-        checked = check_step((seen, rewards[agent], terminated, truncated, infos[agent]))
-        _, rewards[agent], terminated, truncated, _ = checked
+        step = check_step((seen, rewards[agent], terminated, truncated, infos[agent]))
+        checked[agent], (_, _, terminated, truncated, info) = step, step
+        if "result" in info:
+            info["result"], *_ = check_step((info["result"], 0.0, False, False, {}))
     if bool(observations) == (terminated or truncated):
         raise ContractError(
             "step() must return observations until the match is over, and none then; got "
             f"terminated={terminated}, truncated={truncated}, observations of {list(observations)}"
         )
-    return MultiStep(observations, rewards, terminated, truncated, infos)
+    return MultiStep(
+        {agent: checked[agent][0] for agent in observations},
+        {agent: step[1] for agent, step in checked.items()},
+        terminated,
+        truncated,
+        {agent: step[4] for agent, step in checked.items()},
+    )
 
 
 def _require_names(env: MultiAgentEnv, values: Any, what: str) -> None:

@@ -27,8 +27,8 @@ def load(group: str, name: str, base: type[_T], built_in: Iterable[str]) -> type
         built_in: Names that the message lists besides those of installed packages.
 
     Raises:
-        ConfigurationError: No installed package has the name, or what it names cannot be imported
-            or is no subclass of `base`.
+        ConfigurationError: No installed package has the name, or several have; or what it names
+            cannot be imported or is no subclass of `base`.
     """
     kind, value = _loaded(group, name, base, built_in)
     if isinstance(kind, type) and issubclass(kind, base):
@@ -49,8 +49,8 @@ def load_object(group: str, name: str, kind: type[_T], built_in: Iterable[str]) 
         built_in: Names that the message lists besides those of installed packages.
 
     Raises:
-        ConfigurationError: No installed package has the name, or what it names cannot be imported
-            or is not a `kind`.
+        ConfigurationError: No installed package has the name, or several have; or what it names
+            cannot be imported or is not a `kind`.
     """
     found, value = _loaded(group, name, kind, built_in)
     if isinstance(found, kind):
@@ -64,11 +64,18 @@ def load_object(group: str, name: str, kind: type[_T], built_in: Iterable[str]) 
 def _loaded(group: str, name: str, kind: type, built_in: Iterable[str]) -> tuple[Any, str]:
     """Return what an entry point names, and its text `module:attribute`."""
     what = kind.__name__.lower()
-    for entry in entry_points(group=group, name=name):
+    # One package may be found twice. Of two packages, the order of sys.path would choose.
+    found = {entry.value: entry for entry in entry_points(group=group, name=name)}
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{what} {name!r} is provided several times, by {', '.join(found)}; uninstall all but "
+            "one"
+        )
+    for value, entry in found.items():
         try:
-            return entry.load(), entry.value
+            return entry.load(), value
         except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"{what} {name!r} = {entry.value}: {error}") from error
+            raise ConfigurationError(f"{what} {name!r} = {value}: {error}") from error
     known = ", ".join(map(repr, [*built_in, *installed(group)]))
     raise ConfigurationError(f"unknown {what} {name!r}; known: {known}")
 

@@ -12,7 +12,7 @@ from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
 from gem.fingerprint import canonical
 from gem.foreign import contained, described
 from gem.json_lines import checked, parse_as
-from gem.multi import MultiAgentEnv, make_multi
+from gem.multi import MultiAgentEnv, check_multi_reset, check_multi_step, make_multi
 from gem.tasks import Task
 from gem.trajectory import Trajectory
 
@@ -86,10 +86,8 @@ def difference(
                 for what, expected, found in pairs:
                     if expected != found:
                         return Difference(turn + 1, what, expected, found)
-        except (ConfigurationError, MissingExtraError, UnreachableError):
-            raise
         except BaseException as error:
-            return Difference(turn, "exception", None, described(contained(error)))
+            return _exception(error, turn)
     last = trajectory.final_observation
     if last is not None and not same(last, observation):
         return Difference(len(trajectory.turns), "observation", last, observation)
@@ -132,26 +130,56 @@ def match_difference(
                 return Difference(played[agent], what, expected, found, agent)
         return None
 
+    def shown(agent: str, seen: Observation) -> Difference | None:
+        """Compare what the agent sees after its turns so far."""
+        turns, turn = trajectories[agent].turns, played[agent]
+        last = trajectories[agent].final_observation
+        recorded = turns[turn].observation if turn < len(turns) else last
+        if recorded is None or same(recorded, seen):
+            return None
+        return Difference(turn, "observation", recorded, seen, agent)
+
+    actions: dict[str, str] = {}
     with (make_game or _game_of)(task) as game:
-        observations, _ = game.reset(seed=task.seed)
-        while observations:
-            if any(played[agent] >= len(trajectories[agent].turns) for agent in observations):
-                return None
-            for agent, seen in observations.items():
-                recorded = trajectories[agent].turns[played[agent]].observation
-                found = checked(agent, False, False)
-                if found is None and not same(recorded, seen):
-                    found = Difference(played[agent], "observation", recorded, seen, agent)
-                if found is not None:
-                    return found
-            actions = {a: trajectories[a].turns[played[a]].text for a in observations}
-            step = game.step(actions)
-            for agent in trajectories:
-                played[agent] += agent in actions
-                owed[agent] += float(step.rewards[agent])
-            observations = step.observations
-    ends = (checked(agent, step.terminated, step.truncated) for agent in trajectories)
-    return next((end for end in ends if end is not None), None)
+        try:
+            observations, _ = check_multi_reset(game, game.reset(seed=task.seed))
+            while observations:
+                cut = [a for a in observations if played[a] >= len(trajectories[a].turns)]
+                for agent in cut:  # a forfeit may be in its last reward
+                    owed[agent] = next((t.reward for t in trajectories[agent].turns[-1:]), 0.0)
+                for agent, seen in observations.items():
+                    found = checked(agent, False, False) or shown(agent, seen)
+                    if found is not None:
+                        return found
+                if cut:
+                    return None
+                actions = {a: trajectories[a].turns[played[a]].text for a in observations}
+                step = check_multi_step(game, game.step(actions))
+                for agent in trajectories:
+                    played[agent] += agent in actions
+                    owed[agent] += step.rewards[agent]
+                observations = step.observations
+        except BaseException as error:
+            agent = next(iter(actions), "")
+            return _exception(error, played.get(agent, 0), agent)
+    for agent in trajectories:
+        found = checked(agent, step.terminated, step.truncated)
+        if found is None and played[agent]:
+            found = shown(agent, step.infos[agent].get("result", ""))
+        if found is not None:
+            return found
+    return None
+
+
+def _exception(error: BaseException, turn: int, agent: str = "") -> Difference:
+    """Return what an environment raised as a difference.
+
+    Raises:
+        GemError: It cannot be made or reached.
+    """
+    if isinstance(error, ConfigurationError | MissingExtraError | UnreachableError):
+        raise error
+    return Difference(turn, "exception", None, described(contained(error)), agent)
 
 
 def _game_of(task: Task) -> MultiAgentEnv:

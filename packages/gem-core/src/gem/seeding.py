@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from hashlib import blake2b
+from operator import index as integer
 
 
 def _digest(key: tuple[int, ...]) -> int:
-    # `repr` separates (1, 23) from (12, 3) and works for integers of any size and sign.
-    return int.from_bytes(blake2b(repr(key).encode(), digest_size=16).digest(), "big")
+    # `repr` separates (1, 23) from (12, 3) and works for integers of any size and sign. That of an
+    # integer of NumPy is another text.
+    text = repr(tuple(int(integer(each)) for each in key))
+    return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "big")
 
 
 def stream(*key: int) -> random.Random:
@@ -16,6 +19,9 @@ def stream(*key: int) -> random.Random:
 
     Equal keys give equal streams in every process and Python version. Different keys give
     practically independent streams (128-bit hash of the key).
+
+    Raises:
+        TypeError: A part of the key is not an integer.
     """
     return random.Random(_digest(key))
 

@@ -196,8 +196,9 @@ class _Csv(_Lines):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._header = self._fields(0) if self._starts else []
+        self._header = self._fields(0, "header") if self._starts else []
         self._starts, self._ends = self._starts[1:], self._ends[1:]
+        _check_columns(self.name, self._header)
 
     def _records(self) -> Iterator[tuple[int, int]]:
         begin, quotes = -1, 0
@@ -211,21 +212,21 @@ class _Csv(_Lines):
         if begin >= 0:
             raise DataError(f"{self.name}, row {len(self._starts) - 1}: a quote is never closed")
 
-    def _fields(self, index: int) -> list[str]:
+    def _fields(self, index: int, what: str) -> list[str]:
+        text = io.StringIO(self._text(index), newline="")
         try:
-            lines = csv.reader(io.StringIO(self._text(index), newline=""))
-            fields, *more = [line for line in lines if line]
+            rows = [fields for fields in csv.reader(text) if fields]
         except csv.Error as error:
-            raise DataError(f"{self.name}, row {index}: {error}") from None
-        if more:
+            raise DataError(f"{self.name}, {what}: {error}") from None
+        if len(rows) != 1:
             raise DataError(
-                f"{self.name}, row {index}: {fields[0]!r:.80} begins more than one row: put fields "
-                'with a quote or a line break between quotes, and write a quote in them as ""'
+                f"{self.name}, {what}: {len(rows)} rows look like one: a field with a quote or a "
+                "line break must stand in quotes, and quotes in it twice"
             )
-        return fields
+        return rows[0]
 
     def row(self, index: int) -> Row:
-        fields = self._fields(index)
+        fields = self._fields(index, f"row {index}")
         if len(fields) != len(self._header):
             raise DataError(
                 f"{self.name}, row {index}: {len(fields)} fields, the header has "
@@ -253,9 +254,17 @@ class _Columns(Table):
         return row  # type: ignore[no-any-return]
 
 
+def _check_columns(name: str, columns: list[Any]) -> None:
+    """Refuse columns of the same name: a row, which is a mapping, would lose one of them."""
+    for column in columns:
+        if columns.count(column) > 1:
+            raise DataError(f"{name} has the column {column!r} twice")
+
+
 def _frame(frame: Any) -> Table:
     # Not `iloc[index]`: a series has one type, so integers beside floats become floats.
     name, size = f"data frame of {len(frame)} rows", len(frame)
+    _check_columns(name, list(frame.columns))
     return _Columns(name, size, lambda index: frame.iloc[[index]].to_dict("records"))
 
 

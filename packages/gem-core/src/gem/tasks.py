@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, overload
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from gem.core import Env
 from gem.errors import ConfigurationError
@@ -15,6 +17,8 @@ from gem.making import make
 from gem.tables import json_or_text, query_values
 
 URI_SCHEME = "gem:"
+# What stays as it is in the id of a URI: all but what ends the id, or the URI.
+_SAFE = " " + string.punctuation.translate({ord(each): None for each in "%?#"})
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,13 @@ class Task:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
-        """Rebuild from `to_dict`."""
-        return cls(data["env_id"], int(data["seed"]), dict(data["params"]), data.get("name", ""))
+        """Rebuild from `to_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError: A field is missing or of another type.
+        """
+        seed = int(index(data["seed"]))
+        return cls(data["env_id"], seed, dict(data["params"]), data.get("name", ""))
 
 
 class TaskSequence(Sequence[Task], ABC):
@@ -88,7 +97,7 @@ class TaskSet(TaskSequence):
 
         `n` (default 1) and `seed` (default 0) belong to the task set; every other key is an
         environment parameter. A value that is valid JSON (`4`, `true`, `null`) is parsed as JSON,
-        any other is text.
+        any other is text. In the id, `%`, `?` and `#` are percent-encoded.
 
         Raises:
             ConfigurationError: The URI is malformed, a key is repeated, or `n` or `seed` is not an
@@ -107,14 +116,14 @@ class TaskSet(TaskSequence):
                 raise ConfigurationError(
                     f"task URI {uri!r}: {key} must be an integer, got {value!r}"
                 )
-        return cls(env_id, **numbers, params=values)
+        return cls(unquote(env_id), **numbers, params=values)
 
     @property
     def uri(self) -> str:
         """URI of the task set; the inverse of `parse`."""
         query = {"n": self.n, "seed": self.seed, **self.params}
         parts = (f"{quote(k)}={quote(_text(v))}" for k, v in query.items())
-        return f"{URI_SCHEME}{self.env_id}?{'&'.join(parts)}"
+        return f"{URI_SCHEME}{quote(self.env_id, _SAFE)}?{'&'.join(parts)}"
 
     def task(self, place: int) -> Task:
         """Return the task at a place from 0 to `n - 1`."""

@@ -365,7 +365,7 @@ class Trajectory:
         """Rebuild from `to_dict`.
 
         Raises:
-            ConfigurationError: A field is missing or unknown; the message names it.
+            ConfigurationError: A field is missing, unknown or of another type.
         """
         try:
             version = data["policy_version"]
@@ -381,7 +381,7 @@ class Trajectory:
                 agent=data.get("agent"),
                 match=data.get("match"),
             )
-        except (KeyError, TypeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(f"not a recorded trajectory: {error}") from error
 
     def to_json(self) -> str:

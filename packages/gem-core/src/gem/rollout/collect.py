@@ -113,6 +113,7 @@ class Rounds:
         self._sampler = sampler
         self._asking: dict[int, list[tuple[Request, asyncio.Future[Sample]]]] = {}
         self._open = 0
+        self._stops = False
 
     def play(self, episodes: Sequence[Player[T]]) -> list[T]:
         """Run episodes to their ends and return their results in order.
@@ -126,8 +127,12 @@ class Rounds:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(self._play(episodes))
+        self._stops = False
         with ThreadPoolExecutor(1) as thread:  # of a notebook, where a loop runs in this one
-            return thread.submit(asyncio.run, self._play(episodes)).result()
+            try:
+                return thread.submit(asyncio.run, self._play(episodes)).result()
+            finally:  # after Ctrl-C, which this thread gets, the other one has no further round
+                self._stops = True
 
     async def _play(self, episodes: Sequence[Player[T]]) -> list[T]:
         self._open, self._changed = len(episodes), asyncio.Event()
@@ -149,6 +154,8 @@ class Rounds:
 
     def _round(self, requests: list[Request]) -> list[Sample]:
         """Sample a turn for each request."""
+        if self._stops:
+            raise RolloutError("the rounds were interrupted")
         with boundary("engine"):
             samples = self._sampler(requests)
             if len(samples) != len(requests):

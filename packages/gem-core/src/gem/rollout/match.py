@@ -37,7 +37,7 @@ from gem.multi import (
 from gem.parameters import choice
 from gem.registry import list_envs, spec
 from gem.rollout.collect import BatchSampler, Rounds, together
-from gem.rollout.play import Budget, Episode, Sample, Sampler, play
+from gem.rollout.play import Budget, Episode, Sample, Sampler, check_limits, play
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import Failure, Trajectory
@@ -100,6 +100,7 @@ async def play_match(
         }
         return _Match(task, made, _by_agent(samplers, agents))
 
+    check_limits(retries, step_timeout_s)
     failed: EnvFailedError | None = None
     match: _Match | None = None
     for _ in range(retries + 1):
@@ -256,6 +257,9 @@ class _Match:
                 for agent in self._infos:
                     result = step.infos[agent].get("result", "")
                     self._advance(agent, result, step.terminated, step.truncated)
+                played = [each.trajectory for each in self._episodes.values()]
+                if failures := [each.failure for each in played if each.failure is not None]:
+                    self.fail(failures[0])
                 return
 
     def trajectories(self) -> dict[str, Trajectory]:

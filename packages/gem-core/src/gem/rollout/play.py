@@ -19,6 +19,7 @@ from gem.executors.asynchronous import AsyncEnv
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
 from gem.multi import against_itself, with_opponent
+from gem.parameters import integer, optional, positive
 from gem.rollout.context import make_context
 from gem.rollout.tokens import ChatFormat
 from gem.specs import imported
@@ -27,6 +28,7 @@ from gem.trajectory import EpisodeEnd, Failure, Image, StopReason, Trajectory, T
 
 # In float32 a log-probability of 0 may come out this much larger, and no more.
 _ROUNDING = 1e-3
+_MOST_RETRIES = 1000
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ class Episode:
 
         Raises:
             RolloutError: There is no request, or the sample does not satisfy it: it has too many
-                tokens, log-probabilities that are none, or a prompt with images was read otherwise.
+                tokens, log-probabilities that are none or an unknown `stop_reason`, or a prompt
+                with images was read otherwise.
         """
         if self.request is None:
             raise RolloutError("Episode.receive: no request is open")
@@ -173,6 +176,11 @@ class Episode:
             if sample.logprobs is not None and len(sample.logprobs) != n:
                 raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
             check_logprobs(sample.logprobs or ())
+            if sample.stop_reason not in ("stop", "length"):
+                raise RolloutError(
+                    f"sampler returned the stop_reason {sample.stop_reason!r}; expected 'stop' or "
+                    "'length': a request that the engine gave up has no sample"
+                )
             if self.request.images:
                 _check_prompt(self.request, sample)
         if (end := self._chat.usable(sample.token_ids)) < n:
@@ -319,6 +327,16 @@ def check_logprobs(logprobs: Sequence[float]) -> None:
             )
 
 
+def check_limits(retries: int, step_timeout_s: float | None) -> None:
+    """Check limits of `play`: without an attempt, an episode of no turn would count.
+
+    Raises:
+        ConfigurationError: `retries` is below 0, or the limit of a call is not above 0.
+    """
+    integer("retries", retries, 0, _MOST_RETRIES)
+    optional(positive, "step_timeout_s", step_timeout_s)
+
+
 async def play(
     task: Task,
     sampler: Sampler,
@@ -363,6 +381,7 @@ async def play(
         ConfigurationError: The task names an unknown environment or parameter, the chat template
             cannot show an observation, or the executor is unknown or cannot run the environment.
     """
+    check_limits(retries, step_timeout_s)
     task = with_opponent(task) if make_env is None else task
     if make_env is None and against_itself(task.env_id, task.params):
         # By name: that module imports this one.

@@ -24,14 +24,12 @@ from weakref import WeakValueDictionary
 
 from gem.core import ContentPart, Observation
 from gem.errors import ConfigurationError, ContractError, RolloutError
-from gem.fingerprint import canonical
+from gem.fingerprint import ORIENTATION, canonical
 from gem.plugins import extra
 from gem.rollout.tokens import _OBSERVATION, _RESPONSE, ChatFormat, _cut, text_of
 from gem.trajectory import Image
 
 _PILLOW = "images need: pip install 'gem-core[images]'"
-_ORIENTATION = 0x0112
-"""EXIF tag. Some readers obey it, some do not; the same holds for transparency."""
 _ONE = (1,)
 """Content of a message with one image of one token."""
 
@@ -311,7 +309,7 @@ def _file(image: Any) -> tuple[bytes, int, int]:
     read = pillow.open(BytesIO(image)) if isinstance(image, bytes | bytearray) else image
     read.load()
     plain = read.mode in ("RGB", "L", "P", "1") and "transparency" not in read.info
-    if plain and read is not image and read.getexif().get(_ORIENTATION, 1) == 1:
+    if plain and read is not image and read.getexif().get(ORIENTATION, 1) == 1:
         return bytes(image), *read.size
     turned = extra("PIL.ImageOps", _PILLOW).exif_transpose(read).convert("RGBA")
     white = pillow.new("RGBA", turned.size, "white")

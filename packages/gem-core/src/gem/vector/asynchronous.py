@@ -18,6 +18,7 @@ from gem.executors.base import EnvHandle, Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError, env_failure
 from gem.executors.recipe import Recipe
 from gem.executors.threads import Result
+from gem.parameters import optional, positive
 from gem.vector.base import Actions, AutoresetMode, VectorEnv, columns, steps_of
 
 Received: TypeAlias = (
@@ -58,10 +59,11 @@ class AsyncVectorEnv(VectorEnv):
             EnvFailedError: One cannot be made; all others and the executor are closed.
             ConfigurationError, UnknownEnvError, UnknownParameterError: See `gem.make`.
         """
+        optional(positive, "step_timeout_s", step_timeout_s)
         super().__init__(len(sources), autoreset=autoreset, seed=seed, keep_seed=keep_seed)
         self._executor = executor
         self._queue: SimpleQueue[list[Result]] = SimpleQueue()
-        self._unsent = False
+        self._unsent = self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._futures: dict[int, asyncio.Future[Step]] = {}
         self._handles: list[EnvHandle] = []
@@ -153,10 +155,15 @@ class AsyncVectorEnv(VectorEnv):
         return await self._turn(i)
 
     def close(self) -> None:
-        """Close all environments and the executor; safe to repeat."""
+        """Close all environments and the executor; calls without a result fail. Safe to repeat."""
+        self._is_closed = True
         for handle in self._handles:
             handle.close()
         self._executor.close()
+        for future in self._futures.values():
+            with suppress(RuntimeError):  # its loop is closed
+                if not future.done():
+                    future.set_exception(ConfigurationError("the vector environment was closed"))
 
     async def _turn(self, i: int) -> Step:
         future: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
@@ -170,6 +177,8 @@ class AsyncVectorEnv(VectorEnv):
 
     def _drain(self) -> None:
         """Give what has arrived to those who wait for it in the event loop."""
+        if self._is_closed:
+            return
         self._settle_arrived(0)
         for i in self._kept.keys() & self._futures.keys():
             future, result = self._futures[i], self._kept.pop(i)
@@ -179,6 +188,14 @@ class AsyncVectorEnv(VectorEnv):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+    def _require_idle(self, chosen: Sequence[int]) -> None:
+        self._require_open()
+        super()._require_idle(chosen)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ConfigurationError("the vector environment is closed")
 
     def _call(self, i: int, name: str, *arguments: Any) -> None:
         handle = self._handles[i]
@@ -191,6 +208,7 @@ class AsyncVectorEnv(VectorEnv):
             self._executor.flush()
 
     def _arrived(self, timeout_s: float | None) -> list[Result]:
+        self._require_open()
         self._flush()
         results: list[Result] = []
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import index
 from typing import Any, TypeAlias, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gem.core import Info, Observation, Step
+from gem.core import Info, Observation, Step, checked_seed
 from gem.errors import ConfigurationError, MisuseError, ResetNeededError
 from gem.executors.held import env_failure
 from gem.foreign import trace
@@ -50,6 +50,8 @@ class _Slot:
 
     next_seed: int | None
     """Seed of the next reset that is not given one; None continues with the next episode."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a reset that has not succeeded, which its next attempt has, too."""
     begun: bool = False
     needs_reset: bool = True
     call: str | None = None
@@ -91,8 +93,9 @@ class VectorEnv(ABC):
             keep_seed: Indices of environments that `seed` does not apply to.
 
         Raises:
-            ConfigurationError: No environment, or an unknown mode.
+            ConfigurationError: No environment, an unknown mode, or a seed that is not an integer.
         """
+        seed = checked_seed(seed)
         mode = autoreset.value if isinstance(autoreset, AutoresetMode) else autoreset
         known = tuple(each.value for each in AutoresetMode)
         self.autoreset = AutoresetMode(choice("autoreset", mode, known))
@@ -203,7 +206,7 @@ class VectorEnv(ABC):
 
     def _step(self, i: int, action: str) -> None:
         if self._slots[i].needs_reset:
-            self._reset(i, None, {})
+            self._reset(i, None, self._slots[i].options)
         else:
             self._call(i, "step", action)
             self._slots[i].call = "step"
@@ -214,7 +217,7 @@ class VectorEnv(ABC):
         if seed is None:
             seed = slot.next_seed
         # Kept until the reset succeeds, so that a retry plays the same episode.
-        slot.next_seed = seed
+        slot.next_seed, slot.options = seed, options
         self._call(i, "reset", seed, options)
         slot.call = "reset"
 
@@ -229,6 +232,8 @@ class VectorEnv(ABC):
         """Keep the turns that have ended; wait for some calls."""
         for i, result in self._arrived(timeout_s):
             if isinstance(result, MisuseError):
+                slot = self._slots[i]
+                self._slots[i] = _Slot(slot.next_seed) if slot.call == "reset" else slot
                 self._slots[i].call = None
                 self._kept[i] = result
             elif (step := self._settle(i, result)) is not None:
@@ -253,7 +258,7 @@ class VectorEnv(ABC):
             return step
         observation, info = ("", {"failure": failure}) if failure else result
         if failure is None:
-            slot.next_seed = None
+            slot.next_seed, slot.options = None, {}
             slot.needs_reset = False
         if slot.final is None:
             return observation, 0.0, False, failure is not None, info
@@ -262,6 +267,13 @@ class VectorEnv(ABC):
             info = {"failure": final_info["failure"], **info}
         ended = {"final_obs": last, "final_info": final_info}
         return observation, reward, terminated, truncated, {**info, **ended}
+
+    def _interrupted(self, i: int) -> None:
+        """Begin without an episode where a call was interrupted or its result not returned."""
+        for number, slot in enumerate(self._slots):
+            if number == i or slot.call or number in self._kept:
+                self._slots[number] = _Slot(slot.next_seed, slot.options)
+        self._kept.clear()
 
     def _require_idle(self, chosen: Sequence[int]) -> None:
         busy = [i for i in chosen if self._slots[i].call or i in self._kept]

@@ -8,7 +8,7 @@ from typing import Any
 
 from gem.contract import check_step
 from gem.core import Env
-from gem.executors.held import begin, close_env
+from gem.executors.held import begin, check_options, close_env
 from gem.foreign import called, contained
 from gem.vector.base import AutoresetMode, VectorEnv
 
@@ -61,14 +61,17 @@ class SyncVectorEnv(VectorEnv):
         env = self.envs[i]
         try:
             if name == "step":
-                *step, info = check_step(env.step(*arguments))
-                result: Any = (*step, dict(info))
+                result: Any = check_step(env.step(*arguments))
             else:
-                seed, options = arguments
-                observation, info = begin(env, seed, options)
-                result = observation, dict(info)
+                check_options(env, arguments[1])
+                result = begin(env, *arguments)
         except BaseException as error:
-            result = contained(error)
+            try:
+                result = contained(error)
+            except BaseException:  # such as Ctrl-C
+                self._interrupted(i)
+                self._results.clear()
+                raise
         self._results.append((i, result))
 
     def _arrived(self, timeout_s: float | None) -> list[tuple[int, Any]]:

@@ -38,6 +38,8 @@ WALL_TIMES = 20.0
 """Wall time after which a call is given up, in multiples of its CPU time."""
 LEAST_WALL_S = 60.0
 _LOOK_S = 0.05
+# Above about 290 years, timers raise; a limit of this length is none.
+_LONGEST_S = 1e8
 # How a process ends that is killed (SIGKILL).
 _KILLED = -9
 # How a process ends at its limit of CPU time.
@@ -125,9 +127,13 @@ class WorkerPool:
                 (Windows), three times this wall time is the limit.
 
         Raises:
+            ConfigurationError: The limit is not above 0.
             BusyMachineError: The function got too little CPU time twice.
             UnreachableError: No worker can be started, or somebody killed its process twice.
         """
+        if not timeout_s > 0:
+            raise ConfigurationError(f"timeout_s must be above 0, got {timeout_s!r}")
+        timeout_s = min(timeout_s, _LONGEST_S)
         request = json.dumps([timeout_s, args]).encode() + b"\n"
         with self._slots:
             for alone in (False, True):
