@@ -145,12 +145,47 @@ def test_only_complete_iterations_are_recorded(world: Any, tmp_path: Path) -> No
     trainer = world.trainer(FAILING, f"gem.record_dir={tmp_path}")
     trainer.compute_advantages_and_returns(world.batch(trainer, golden_batch()))
     tracker = GemTracking("project", "name", "console")
-    tracker.recording = trainer.recording
+    tracker.recording, tracker.timings = trainer.recording, dict
     tracker.log({"policy/grad_norm": 1.0}, step=1, commit=True)
     assert not (tmp_path / "metrics.jsonl").exists()
     tracker.log({"policy/grad_norm": 2.0, "trainer/global_step": 1}, step=1, commit=True)
     [line] = read_run(tmp_path).metrics
     assert (line["iteration"], line["grad_norm"]) == (0, 2.0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_iteration_is_recorded_before_its_checkpoint_and_with_its_times(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """A run that is killed when the checkpoint is there goes on after that iteration."""
+    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+    from skyrl.train.trainer import RayPPOTrainer
+
+    from gem_skyrl.record import GemTracking
+
+    words = ["trainer.algorithm.policy_loss_type=rollout_is"] if asynchronous else []
+    trainer = world.trainer(
+        FAILING, f"gem.record_dir={tmp_path}", *words, asynchronous=asynchronous
+    )
+    trainer.tracker = GemTracking("project", "name", "console")
+    trainer.tracker.recording = trainer.recording
+    trainer.tracker.timings = lambda: trainer.all_timings
+    trainer.compute_advantages_and_returns(world.batch(trainer, golden_batch()))
+    trainer.all_metrics["policy/grad_norm"] = 2.0
+    trainer.all_timings["run_training"] = 3.0
+
+    def save(self: Any) -> str:
+        [line] = read_run(tmp_path).metrics
+        assert (line["iteration"], line["grad_norm"], line["update_s"]) == (0, 2.0, 3.0)
+        return "folder"
+
+    base = FullyAsyncRayPPOTrainer if asynchronous else RayPPOTrainer
+    monkeypatch.setattr(base, "save_checkpoints", save)
+    if asynchronous:  # logs before it saves, and times of the step later
+        trainer.tracker.log({**trainer.all_metrics, "trainer/global_step": 1}, step=1)
+    assert trainer.save_checkpoints() == "folder"
+    trainer.tracker.log({**trainer.all_metrics, "trainer/global_step": 1}, step=1, commit=True)
+    assert len(read_run(tmp_path).metrics) == 1
 
 
 def test_a_run_that_ends_early_ends_with_an_error(

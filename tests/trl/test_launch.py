@@ -19,7 +19,7 @@ from gem_train.checkpoints import save_state
 from gem_train.experiment.hardware import CPU, Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import Launch, find_adapter
-from gem_train.record import Recorder
+from gem_train.record import Recorder, read_run
 from gem_train.recording import begin
 from gem_trl import experiment, train
 from gem_trl.settings import check_config
@@ -392,6 +392,24 @@ def test_another_experiment_does_not_go_on_with_the_record_of_this_one(
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "split": "train", "time_s": 1}\n')
     path.write_text(json.dumps(replace(given, seed=4).to_mapping()))
     assert train.main([str(path), "--record", str(tmp_path), "use_cpu=true"]) == 2
+    assert "spec.seed: 3 there, 4 here" in capsys.readouterr().err
+
+
+def test_a_run_of_the_command_does_not_go_on_as_another_experiment(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record that the trainer writes says which experiment it is of."""
+    policy = {"model": str(model), "prompt_tokens": 512, "response_tokens": 96}
+    training = {"iterations": 1, "tasks": 2, "group_size": 2, "precision": "fp32"}
+    plain = {"advantage": "rebn", "epochs": 1, "minibatches": 1, "kl_coef": 0.0}
+    given = spec(policy=policy, training=training, algorithm={**plain, "entropy_coef": 0.0})
+    path = tmp_path / "spec.json"
+    command = [str(path), "--record", str(tmp_path / "run"), "use_cpu=true"]
+    path.write_text(json.dumps(given.to_mapping()))
+    assert train.main(command) == 0
+    assert read_run(tmp_path / "run").meta["spec"]["seed"] == 3
+    path.write_text(json.dumps(replace(given, seed=4).to_mapping()))
+    assert train.main(command) == 2
     assert "spec.seed: 3 there, 4 here" in capsys.readouterr().err
 
 

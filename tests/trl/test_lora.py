@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_factors_that_a_given_adapter_does_not_share_stay_apart(
     assert len(weights) == len(ours) == len(theirs)
 
 
-@pytest.mark.parametrize("change", ["fewer", "rank", "nothing there"])
+@pytest.mark.parametrize("change", ["fewer", "rank", "alpha", "rslora", "nothing there"])
 def test_adapters_that_do_not_fit_are_refused(
     change: str, model: Path, trained: tuple[Any, Path], tmp_path: Path
 ) -> None:
@@ -102,6 +103,10 @@ def test_adapters_that_do_not_fit_are_refused(
     elif change == "rank":
         other = adapted(model, rank=3)
         other.save_pretrained(folder)
+    elif change in ("alpha", "rslora"):
+        config = lora_config(policy(2))
+        other = {"alpha": {"lora_alpha": 8}, "rslora": {"use_rslora": True}}[change]
+        replace(config, **other).save_pretrained(folder)
     else:
         folder = tmp_path / "none"
     with pytest.raises(ConfigurationError, match=r"policy\.lora_init: .*(adapter|none)"):

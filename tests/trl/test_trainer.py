@@ -202,9 +202,9 @@ def test_episodes_of_a_row_of_the_dataset_are_a_group(make_trainer: Make, tmp_pa
     assert found == [(number, number) for number in range(8) for _ in range(2)]
 
 
-@pytest.mark.parametrize("folder", ["run", None])
+@pytest.mark.parametrize(("folder", "done"), [("run", 1), (None, 2)])
 def test_a_training_that_code_ends_by_sys_exit_is_an_error(
-    make_trainer: Make, tmp_path: Path, folder: str | None
+    make_trainer: Make, tmp_path: Path, folder: str | None, done: int
 ) -> None:
     record = None if folder is None else str(tmp_path / folder)
     trainer = make_trainer(script=lambda *_: "end", record_dir=record, args={"max_steps": 3})
@@ -215,8 +215,17 @@ def test_a_training_that_code_ends_by_sys_exit_is_an_error(
                 sys.exit()
 
     trainer.add_callback(Leaves())
-    with pytest.raises(UnfinishedError, match="after 1 of 3 iterations.*sys.exit.None"):
+    with pytest.raises(UnfinishedError, match=f"after {done} of 3 iterations.*sys.exit.None"):
         trainer.train()
+
+
+@pytest.mark.parametrize("logging", [{"logging_steps": 2}, {"logging_strategy": "no"}])
+def test_a_training_without_a_record_is_complete_however_rarely_it_logs(
+    make_trainer: Make, logging: dict[str, Any]
+) -> None:
+    trainer = make_trainer(script=lambda *_: "end", args={"max_steps": 3, **logging})
+    trainer.train()
+    assert trainer.state.global_step == 3
 
 
 def test_a_callback_may_end_the_training_early_and_a_lost_iteration_is_an_error(

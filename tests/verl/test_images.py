@@ -7,6 +7,7 @@ import copy
 import importlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from gem import Env, register
 from gem.core import Step
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.rollout.vision import VisionChatFormat
 from gem.tasks import Task
 from gem_cpu import tiny_processor
@@ -332,6 +333,16 @@ def test_the_dataset_takes_a_model_that_sees(compose: Any, processor: Any) -> No
     dataset = GemDataset("gem:test:Signs-v0?n=2", processor=processor, config=compose(IMAGES).data)
     assert len(dataset) == 2
     assert check([Task("test:Signs-v0", 0)], images=True) == ["test:Signs-v0"]
+
+
+def test_the_dataset_refuses_a_verl_whose_positions_cannot_be_repaired(
+    compose: Any, processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner, where they are repaired, would only warn."""
+    monkeypatch.setattr(tensordict_utils, "maybe_fix_3d_position_ids", lambda data, more: None)
+    monkeypatch.delitem(sys.modules, "gem_verl.positions", raising=False)
+    with pytest.raises(UnsupportedVersionError, match="maybe_fix_3d_position_ids"):
+        GemDataset("gem:test:Signs-v0?n=2", processor=processor, config=compose(IMAGES).data)
 
 
 def positions(*lengths: int) -> list[torch.Tensor]:

@@ -343,7 +343,9 @@ def test_a_seed_decides_every_turn_on_its_own(compose: Any, tokenizer: Any, serv
 
     first = seeds()
     assert first == seeds()
-    assert len({*first, *seeds(session_id=1), *seeds(global_steps=6)}) == 6
+    # With #samples=<n> a task has several rows.
+    others = seeds(session_id=1), seeds(global_steps=6), seeds(index=4)
+    assert len({*first, *(seed for other in others for seed in other)}) == 8
 
 
 def test_a_validation_row_can_bring_its_own_sampling(world: World, server: Any) -> None:

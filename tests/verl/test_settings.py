@@ -228,6 +228,32 @@ def test_fused_kernels_are_refused_for_models_that_they_cannot_train(
 
 
 @pytest.mark.parametrize(
+    ("about", "given", "most"),
+    [
+        ('{"max_position_embeddings": 127}', [], 127),
+        ('{"text_config": {"max_position_embeddings": 127}}', [], 127),
+        ('{"max_position_embeddings": 128}', [], None),
+        ('{"max_position_embeddings": 127}', ["+{}.max_position_embeddings=128"], None),
+        ("{}", [], None),
+    ],
+)
+def test_episodes_that_are_longer_than_the_model_are_refused(
+    compose: Any, tmp_path: Path, about: str, given: list[str], most: int | None
+) -> None:
+    """verl would cut a turn at the model's end, and say that it is complete."""
+    tmp_path.joinpath("config.json").write_text(about)
+    sizes = ["data.max_prompt_length=100", "data.max_response_length=28"]
+    model = "actor_rollout_ref.model"
+    changed = [each.format(f"{model}.override_config") for each in given]
+    config = compose([*BASE, f"{model}.path={tmp_path}", *sizes, *changed])
+    if most is None:
+        check_config(config)
+        return
+    with pytest.raises(ConfigurationError, match=f"max_model_len: .* 128 tokens .* most {most}"):
+        check_config(config)
+
+
+@pytest.mark.parametrize(
     ("launcher", "name"),
     [
         ("fully_async_policy/config/fully_async_ppo_trainer", "fully-async"),

@@ -110,6 +110,7 @@ class GemExperiment(BasePPOExp):  # type: ignore[misc]
             colocate_pg=colocate_pg,
         )
         found.gem, found.recording = self.settings, tracker.recording
+        tracker.timings = lambda: found.all_timings
         return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from skyrl.train.utils.tracking import Tracking
@@ -34,7 +34,9 @@ class GemTracking(Tracking):  # type: ignore[misc]
     """SkyRL's tracker, which also writes the record."""
 
     recording: RunRecording
-    """Set by the experiment before anything is logged."""
+    timings: Callable[[], Mapping[str, float]]
+    """Returns SkyRL's times of the iteration under way, which its asynchronous loop logs too late.
+    Both are set by the experiment before anything is logged."""
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
         """Log, and record the iteration and the evaluations that are complete.
@@ -46,6 +48,16 @@ class GemTracking(Tracking):  # type: ignore[misc]
         """
         super().log(data, step, commit)
         if DONE in data:
-            numbers = {k: v for k, v in data.items() if isinstance(v, int | float)}
-            self.recording.write_iteration(step - 1, numbers)
+            self.write(data, step)
         self.recording.write_evaluated(step)
+
+    def write(self, data: Mapping[str, Any], step: int) -> None:
+        """Record an iteration, unless it is recorded already.
+
+        Args:
+            data: SkyRL's metrics.
+            step: Number of updates so far.
+        """
+        times = {f"timing/{name}": seconds for name, seconds in self.timings().items()}
+        numbers = {k: v for k, v in {**times, **data}.items() if isinstance(v, int | float)}
+        self.recording.write_iteration(step - 1, numbers)

@@ -17,6 +17,8 @@ SEAMS = (
     Seam(f"{_SYNC}.convert_to_training_input", "self, generator_output, uids"),
     Seam(f"{_SYNC}.apply_reward_kl_penalty", "self, data"),
     Seam(f"{_SYNC}.compute_advantages_and_returns", "self, data"),
+    Seam(f"{_SYNC}.save_checkpoints", "self"),
+    Seam(f"{_ASYNC}.save_checkpoints", "self"),
     Seam(f"{_SYNC}.load_checkpoints", "self"),
     Seam(f"{_ASYNC}.load_checkpoints", "self"),
     Seam(f"{_SYNC}.train", "self"),

@@ -92,6 +92,14 @@ class _GemTrainer:
         self.generator.engines.resumed = int(found[0])
         return found
 
+    def save_checkpoints(self: Any) -> str:
+        """Record the iteration that led to the checkpoint, and save; SkyRL would log it later.
+
+        A run that is killed between the two could not go on: its record would have a gap.
+        """
+        self.tracker.write(self.all_metrics, self.global_step)
+        return str(super().save_checkpoints())  # type: ignore[misc]
+
     def convert_to_training_input(self: Any, generator_output: Any, uids: list[str]) -> Any:
         """Keep the episodes of the batch; see SkyRL's method."""
         self.gem_batch, self.gem_penalty = generator_output[EPISODES], None

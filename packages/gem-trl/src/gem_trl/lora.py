@@ -7,9 +7,11 @@ another one for each.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.json_lines import read_json
 from gem_train.experiment.runspec import PolicyPart
 
 SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -39,13 +41,14 @@ def begin(model: Any, folder: str | None) -> None:
             that have different factors A there keep them.
 
     Raises:
-        ConfigurationError: The adapter cannot be read, or is of other projections or of another
-            rank.
+        ConfigurationError: The adapter cannot be read, or is of other projections, of another rank
+            or of another scale.
     """
     import peft
 
     given: dict[str, Any] = {}
     if folder is not None:
+        _check_scale(model.peft_config[model.active_adapter], Path(folder))
         try:
             given = peft.load_peft_weights(folder, device="cpu")
         except (OSError, ValueError) as error:
@@ -70,3 +73,16 @@ def begin(model: Any, folder: str | None) -> None:
         raise ConfigurationError(
             f"policy.lora_init: the adapter in {folder} is not of these projections and this rank"
         )
+
+
+def _check_scale(config: Any, folder: Path) -> None:
+    """Refuse an adapter whose weights mean something else at the scale of a `LoraConfig`."""
+    path = folder / "adapter_config.json"
+    found = read_json(path, dict[str, Any], ConfigurationError) if path.exists() else {}
+    for name in ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"):
+        wanted = getattr(config, name)
+        if found.get(name, wanted) != wanted:
+            raise ConfigurationError(
+                f"policy.lora_init: {name} is {found[name]} in {path}, but the experiment's is "
+                f"{wanted} (policy.lora_rank, policy.lora_alpha)"
+            )

@@ -54,10 +54,11 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
         # TRL and accelerate would take 29500, as another run beside this one does.
         os.environ.setdefault("MASTER_PORT", str(free_port()))
     args = grpo_config(spec, folder, processes, given)
-    if os.environ.get("RANK", "0") == "0":
-        begin(Recorder(folder), TRAINER.about(spec=spec.to_mapping()))
+    main, about = os.environ.get("RANK", "0") == "0", TRAINER.about(spec=spec.to_mapping())
+    if main:
+        begin(Recorder(folder), about)
     last = last_checkpoint(folder / CHECKPOINTS, processes)
-    if os.environ.get("RANK", "0") == "0":
+    if main:
         save_state(folder / CHECKPOINTS / PROCESSES, {"processes": processes})
     # What was due at a checkpoint has been evaluated before it was saved.
     args.eval_on_start = args.eval_on_start and last is None
@@ -69,6 +70,9 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
         gem=gem_settings(spec, folder),
         peft_config=lora.lora_config(spec.policy),
     )
+    if main:
+        # Before the first iteration the trainer, which knows no spec, has begun the record anew.
+        begin(Recorder(folder), about)
     if spec.policy.lora_rank:
         lora.begin(trainer.model, spec.policy.lora_init)
         if last is None and trainer.accelerator.is_main_process:

@@ -30,6 +30,7 @@ from trl import GRPOConfig, GRPOTrainer
 from gem.errors import ConfigurationError
 from gem.rollout.play import Sampler
 from gem.trajectory import Trajectory
+from gem_train.ending import to_the_end
 from gem_train.experiment.agreement import Agreement
 from gem_train.experiment.estimate import PerTurn, turn_advantages
 from gem_train.experiment.filtering import filtered
@@ -165,10 +166,16 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         Raises:
             ConfigurationError: The training would end inside a batch, or leave the first part of
                 the dataset (`GemSettings.extra_batches`).
-            UnfinishedError: Fewer iterations are recorded than were asked for, or something called
-                `sys.exit()`.
+            UnfinishedError: Fewer iterations are recorded than were asked for (trained, where
+                nothing is recorded), or something called `sys.exit()`.
         """
-        with self._recording.to_the_end(self._wanted):
+        # Without a record TRL may log, and GEM know, some of the iterations only.
+        unknown = self.gem.record_dir is None
+        with (
+            to_the_end(lambda: self._iterations(self.state.global_step), self._wanted)
+            if unknown
+            else self._recording.to_the_end(self._wanted)
+        ):
             return super().train(*args, **kwargs)
 
     def _check_length(self, max_steps: int) -> None:
@@ -180,7 +187,9 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Return the iterations of the run, or those until a callback ended the training."""
         state = self.state
         ended = self.control.should_training_stop and state.global_step > 0
-        steps = state.global_step if ended else state.max_steps
+        return self._iterations(state.global_step if ended else state.max_steps)
+
+    def _iterations(self, steps: int) -> int:
         return int(steps // steps_per_iteration(self.args))
 
     def _stop_at_turn_end(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -66,8 +67,11 @@ def _check_sees(processor: Any, model: str, shown: Sequence[str], settings: Sett
 
     Raises:
         ConfigurationError: The model does not see; or its processor cannot be loaded or used.
+        UnsupportedVersionError: verl is not what `gem_verl.positions` repairs.
     """
     check_sees(model, shown)
+    # A learner that cannot load it only warns, and would train on wrong positions.
+    import_module("gem_verl.positions")
     if processor is None:
         raise ConfigurationError(
             f"{shown[0]} shows images, and verl has no processor of the model {model!r}: it does "

@@ -172,14 +172,13 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         # The tokenizer of a model that sees shows no images.
         shower = self.processor if self._sees else self.tokenizer
         chat = replace(settings, template_kwargs=template).shared_chat_format(shower)
-        numbers = [int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"])]
-        if sampling is not None:
-            numbers.append(int(kwargs["index"]))  # a task may have several rows
-        seed = None if settings.seed is None else (settings.seed, *numbers)
+        numbers = int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"])
+        index = int(kwargs["index"])  # a task may have several rows
+        seed = None if settings.seed is None else (settings.seed, *numbers, index)
         # One id for all turns: verl keeps an episode on the server that has its prefix cached.
         engine = partial(self.server_manager.generate, request_id=uuid4().hex)
         sampler = _Sampler(chat, seed, engine=engine, params=sampling_params)
-        limits, index = self.rollout_config, int(kwargs["index"])
+        limits = self.rollout_config
         budget = settings.limits(limits.prompt_length, limits.response_length)
         played = await settings.play_all(task, sampler, chat, budget, group=index)
         for each in played:

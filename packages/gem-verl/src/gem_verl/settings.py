@@ -318,9 +318,20 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     unknown = "_async" in mode and not rollout.calculate_log_probs
     yield f"{_ROLLOUT}.calculate_log_probs", unknown, empty
     longest = rollout.prompt_length + rollout.response_length
-    short = rollout.max_model_len is not None and rollout.max_model_len < longest
-    sizes = "data.max_prompt_length + data.max_response_length"
-    yield f"{_ROLLOUT}.max_model_len", short, f"an episode may have {longest} tokens ({sizes})"
+    # verl would cut a turn there, and say that it is complete.
+    most = rollout.max_model_len or _positions(config)
+    sizes = f"an episode may have {longest} tokens (data.max_prompt_length + "
+    sizes += f"data.max_response_length), the engine's model at most {most}"
+    yield f"{_ROLLOUT}.max_model_len", most is not None and most < longest, sizes
+
+
+def _positions(config: Any) -> int | None:
+    """Return the most tokens of the model, verl's default of `rollout.max_model_len`, if known."""
+    from omegaconf import OmegaConf
+
+    name, about = "max_position_embeddings", known_config(str(config.actor_rollout_ref.model.path))
+    changed: int | None = OmegaConf.select(config, f"{_MODEL}.override_config.{name}")
+    return changed or about.get(name) or about.get("text_config", {}).get(name)
 
 
 def _with_images(config: Any, settings: Settings, env: str) -> Iterator[Refusal]:
