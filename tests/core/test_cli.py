@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -430,7 +430,8 @@ def test_installed_packages_add_commands_that_get_the_words_after_theirs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = EntryPoint("greet", f"{__name__}:unused", "gem.commands")
-    monkeypatch.setattr("gem.__main__.entry_points", lambda group: [entry])
+    for module in ("gem.__main__", "gem.plugins"):
+        monkeypatch.setattr(f"{module}.entry_points", EntryPoints([entry]).select)
 
     def greet(words: list[str]) -> int:
         if not words:

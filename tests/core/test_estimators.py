@@ -14,6 +14,7 @@ import gem.estimators
 from gem.advantage import TurnTable, returns
 from gem.errors import ConfigurationError
 from gem.estimators import BUILT_IN, Estimate, Estimator, Options, estimator, estimator_names
+from gem.executors.named import make_executor
 from gem_train.experiment.runspec import AlgorithmPart
 
 TABLE = TurnTable.build([[0.0, 1.0], [0.5], [2.0]], groups=[0, 0, 1], valid=[True, True, False])
@@ -78,6 +79,8 @@ def test_a_name_that_two_packages_provide_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("gem.plugins.entry_points", lambda **_: two)
     with pytest.raises(ConfigurationError, match="'mine' .* one:MINE, other:MINE"):
         estimator("mine")
+    with pytest.raises(ConfigurationError, match="executor 'mine' .* one:MINE, other:MINE"):
+        make_executor("mine")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def entry_points(group: str, name: str | None = None) -> list[EntryPoint]:
         return [each for each in entries if each.group == group and name in (None, each.name)]
 
-    for module in ("gem.executors.named", "gem.parts"):
+    for module in ("gem.plugins", "gem.parts"):
         monkeypatch.setattr(f"{module}.entry_points", entry_points)
     given.clear()
     yield

@@ -362,7 +362,7 @@ def test_only_the_outcome_is_paid() -> None:
 
 
 def test_an_id_whose_package_is_not_installed_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "entry_points", lambda **_: [])
+    monkeypatch.setattr("gem.plugins.entry_points", lambda **_: [])
     for id, extra in (("agent:x", "serve"), ("verifiers:x?y=1", "verifiers")):
         with pytest.raises(MissingExtraError, match=rf"gem-core\[{extra}\]"):
             gem.make(id)

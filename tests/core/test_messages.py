@@ -131,6 +131,6 @@ def test_a_package_that_is_installed_is_not_to_be_installed(
 def test_a_command_of_a_package_that_is_not_installed_names_the_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gem.__main__.entry_points", lambda group: [])
+    monkeypatch.setattr("gem.plugins.entry_points", lambda **_: [])
     assert main(["eval", "suite:smoke"]) == 2
     assert "command 'eval' needs: pip install 'gem-core[eval]'" in capsys.readouterr().err

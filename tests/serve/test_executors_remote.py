@@ -88,6 +88,16 @@ def test_parameters_and_tools_are_the_server_s(served: Served) -> None:
         AsyncVectorEnv([Recipe(EASY, {}, ["episode_tracking"])], executor)
 
 
+def test_an_id_that_is_registered_otherwise_on_the_server_is_refused(served: Served) -> None:
+    class Otherwise(Recipe):
+        def to_dict(self) -> dict[str, Any]:
+            return {**super().to_dict(), "registered": ["elsewhere:Guess", {"max_turns": 3}]}
+
+    executor = RemoteExecutor(served.url, token="secret")
+    with pytest.raises(ConfigurationError, match=r"is another environment on the server.*elsewhe"):
+        AsyncVectorEnv([Otherwise(EASY)], executor)
+
+
 def test_limits_of_the_server_hold(served: Served) -> None:
     with serving([EASY, OBLIGING], max_envs=4, max_action_bytes=100, step_timeout_s=2.0) as small:
         with vector(small, EASY, 3) as remote:

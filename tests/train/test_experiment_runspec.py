@@ -301,7 +301,7 @@ def test_the_command_line_compiles_a_spec(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
     class Entry:
-        name = "fake"
+        name, value = "fake", "fake:ADAPTER"
 
         @staticmethod
         def load() -> Any:
@@ -309,7 +309,9 @@ def test_the_command_line_compiles_a_spec(
 
     import io
 
-    monkeypatch.setattr("gem_train.launch.entry_points", lambda group: [Entry])
+    monkeypatch.setattr(
+        "gem.plugins.entry_points", lambda group, name="fake": [Entry] * (name == "fake")
+    )
     monkeypatch.setattr(
         sys, "stdin", io.StringIO(json.dumps({"spec": SPEC, "hardware": {"nodes": 2}}))
     )

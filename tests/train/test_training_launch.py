@@ -87,6 +87,8 @@ def test_a_platform_adds_to_the_trainers_command(tmp_path: Path) -> None:
 
 def test_platforms_are_entry_points(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Entry:
+        value = "mine:platform"
+
         @staticmethod
         def load() -> Any:
             return lambda spec, run_dir, hardware, **known: Platform(
@@ -94,7 +96,9 @@ def test_platforms_are_entry_points(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             )
 
     found = {("gem.platforms", "cpu.mine"): [Entry]}
-    monkeypatch.setattr(platforms, "entry_points", lambda group, name: found.get((group, name), []))
+    monkeypatch.setattr(
+        "gem.plugins.entry_points", lambda group, name: found.get((group, name), [])
+    )
     gpu = Platform({"mine": True})
     assert platforms.of("mine", spec(), tmp_path, Hardware(), gpu, form="head") is gpu
     made = platforms.of("mine", spec(), tmp_path, CPU, gpu, form="head")

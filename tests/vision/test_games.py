@@ -244,7 +244,7 @@ def test_a_game_without_a_painter_is_refused_by_name() -> None:
 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.pictures.entry_points", lambda **_: ())
+    monkeypatch.setattr("gem.plugins.entry_points", lambda **_: ())
     with pytest.raises(MissingExtraError, match=r"Sokoban: .*pip install 'gem-core\[images\]'"):
         gem.make("game:Sokoban-v0", modality="image")
     assert isinstance(gem.make("game:Sokoban-v0").reset(seed=0)[0], str)

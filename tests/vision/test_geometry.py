@@ -83,6 +83,6 @@ def test_a_missing_diagram_is_named(tmp_path: Path) -> None:
 
 
 def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.registry.entry_points", lambda **_: ())
+    monkeypatch.setattr("gem.plugins.entry_points", lambda **_: ())
     with pytest.raises(MissingExtraError, match=r"gem-core\[images\]"):
         gem.make("geometry3k:somewhere")

@@ -21,6 +21,7 @@ from gem.errors import ConfigurationError, GemError
 from gem.foreign import ForeignExitError, contained
 from gem.making import make
 from gem.parts import HUB, SAMPLE, missing, needed
+from gem.plugins import entry_point
 from gem.registry import list_envs, spec
 from gem.specs import imported
 from gem.tables import json_or_text
@@ -46,13 +47,16 @@ and return the exit status. They are imported when they are called."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 fine, 1 failed or no match, 2 misuse."""
     words = list(sys.argv[1:] if argv is None else argv)
-    further = {entry.name: entry for entry in entry_points(group=COMMANDS)}
-    if words and words[0] in further:
-        entry = further[words[0]]
-        return guarded(lambda: entry.load()(words[1:]), parses=entry.value.partition(".")[0])
-    if words and (said := missing("command", words[0])):
+    try:
+        entry = entry_point(COMMANDS, words[0], "command") if words else None
+        said = missing("command", words[0]) if words and entry is None else None
+    except ConfigurationError as error:
+        said = str(error)
+    if said:
         print(f"error: {said}", file=sys.stderr)
         return 2
+    if entry is not None:
+        return guarded(lambda: entry.load()(words[1:]), parses=entry.value.partition(".")[0])
     parser = argparse.ArgumentParser(
         prog="python -m gem",
         description=__doc__,
@@ -80,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     _add_search(commands)
 
-    for name, entry in sorted(further.items()):
-        package = entry.value.partition(".")[0].replace("_", "-")
+    for name, other in sorted({each.name: each for each in entry_points(group=COMMANDS)}.items()):
+        package = other.value.partition(".")[0].replace("_", "-")
         commands.add_parser(name, help=f"of the package {package}", add_help=False)
 
     arguments = parser.parse_args(words)

@@ -121,11 +121,16 @@ def scalars(info: Info) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in info.items():
         value = plain(value)
-        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-            continue
-        if isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str)):
+        if isinstance(key, str) and is_scalar(value):
             kept[key] = value
     return kept
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether JSON can represent a value that is no list or dict."""
+    if isinstance(value, int):
+        return value.bit_length() <= _MOST_BITS
+    return value is None or isinstance(value, float | str)
 
 
 def _checked_info(info: Any, call: str) -> Info:

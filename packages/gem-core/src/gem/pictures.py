@@ -6,7 +6,6 @@ Also images of observations as files: `image_file`, `image_kind`, `data_url`.
 from __future__ import annotations
 
 from base64 import b64encode
-from importlib.metadata import entry_points
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from gem.core import ContentPart
 from gem.errors import ConfigurationError, ContractError, MissingExtraError
 from gem.parameters import choice
+from gem.plugins import entry_point, installed
 
 MODALITIES = ("text", "image", "both")
 GROUP = "gem.pictures"
@@ -45,19 +45,18 @@ def painter(game: object, modality: str) -> Painter | None:
     """
     if choice("modality", modality, MODALITIES) == "text":
         return None
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    name = type(game).__name__
-    if not found:
+    name, drawn = type(game).__name__, installed(GROUP)
+    if not drawn:
         raise MissingExtraError(
             f"{name}: modality={modality!r} needs: pip install 'gem-core[images]'"
         )
     for each in type(game).__mro__:
-        if each.__name__ in found:
-            drawing: Painter = found[each.__name__].load()
+        if entry := entry_point(GROUP, each.__name__, "painter"):
+            drawing: Painter = entry.load()
             return drawing
     raise ConfigurationError(
         f"{name}: modality={modality!r} needs a painter, an entry point {name!r} of {GROUP!r}; "
-        f"there are {', '.join(sorted(found))}"
+        f"there are {', '.join(drawn)}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from gem.errors import ConfigurationError, MissingExtraError
@@ -15,6 +15,23 @@ _T = TypeVar("_T")
 def installed(group: str) -> list[str]:
     """Return the names in an entry-point group, sorted; nothing is imported."""
     return sorted({entry.name for entry in entry_points(group=group)})
+
+
+def entry_point(group: str, name: str, what: str) -> EntryPoint | None:
+    """Return the entry point of a name, None if no installed package has it; nothing is imported.
+
+    Raises:
+        ConfigurationError: Several packages provide it: the order of `sys.path` would choose. The
+            message calls it a `what`.
+    """
+    # One package may be found twice.
+    entries = {entry.value: entry for entry in entry_points(group=group, name=name)}
+    if len(entries) > 1:
+        raise ConfigurationError(
+            f"{what} {name!r} is provided several times, by {', '.join(entries)}; uninstall all "
+            "but one"
+        )
+    return next(iter(entries.values()), None)
 
 
 def load(group: str, name: str, base: type[_T], built_in: Iterable[str]) -> type[_T]:
@@ -52,32 +69,26 @@ def load_object(group: str, name: str, kind: type[_T], built_in: Iterable[str]) 
         ConfigurationError: No installed package has the name, or several have; or what it names
             cannot be imported or is not a `kind`.
     """
-    found, value = _loaded(group, name, kind, built_in)
-    if isinstance(found, kind):
-        return found
+    loaded, value = _loaded(group, name, kind, built_in)
+    if isinstance(loaded, kind):
+        return loaded
     raise ConfigurationError(
         f"{kind.__name__.lower()} {name!r} = {value} must be a {kind.__module__}.{kind.__name__}, "
-        f"got {found!r:.200}"
+        f"got {loaded!r:.200}"
     )
 
 
 def _loaded(group: str, name: str, kind: type, built_in: Iterable[str]) -> tuple[Any, str]:
     """Return what an entry point names, and its text `module:attribute`."""
     what = kind.__name__.lower()
-    # One package may be found twice. Of two packages, the order of sys.path would choose.
-    found = {entry.value: entry for entry in entry_points(group=group, name=name)}
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"{what} {name!r} is provided several times, by {', '.join(found)}; uninstall all but "
-            "one"
-        )
-    for value, entry in found.items():
-        try:
-            return entry.load(), value
-        except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"{what} {name!r} = {value}: {error}") from error
-    known = ", ".join(map(repr, [*built_in, *installed(group)]))
-    raise ConfigurationError(f"unknown {what} {name!r}; known: {known}")
+    entry = entry_point(group, name, what)
+    if entry is None:
+        known = ", ".join(map(repr, [*built_in, *installed(group)]))
+        raise ConfigurationError(f"unknown {what} {name!r}; known: {known}")
+    try:
+        return entry.load(), entry.value
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"{what} {name!r} = {entry.value}: {error}") from error
 
 
 def extra(module: str, needed: str) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, MissingExtraError, UnknownEnvError
 from gem.parts import missing
+from gem.plugins import entry_point
 from gem.tables import query_values
 
 ENTRY_POINT_GROUP = "gem.envs"
@@ -96,7 +97,7 @@ def spec(id: str | Mapping[str, Any]) -> EnvSpec:
     if id in _registry:
         return _registry[id]
     prefix, _, address = id.partition(":")
-    for entry in entry_points(group=CLIENTS, name=prefix):
+    if entry := entry_point(CLIENTS, prefix, "client"):
         # A web address has a query of its own.
         name, _, query = (address, "", "") if "://" in address else address.partition("?")
         parameters = query_values(query, f"environment id {id!r}")

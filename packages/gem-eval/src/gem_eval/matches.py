@@ -265,7 +265,7 @@ async def _play_all(
         watch(result)
         if result.failure:
             failed += 1
-            if failed > limits.max_failed * wanted:
+            if failed / wanted > limits.max_failed:
                 raise TooManyFailedError(
                     f"{failed} matches failed, more than --max-failed allows "
                     f"({limits.max_failed * wanted:g}); the last one: {result.failure}"

@@ -117,7 +117,6 @@ def evaluate(
         wanted = plays(parts, samples)
         _check_known(folder, done, wanted)
         missing = [each for each in wanted if each.key not in done]
-        allowed = limits.max_failed * len(wanted)
         (folder / METRICS).unlink(missing_ok=True)
         ended = 0
 
@@ -128,7 +127,9 @@ def evaluate(
 
         # Around the event loop: what calls `sys.exit()` in one episode ends the loop.
         with to_the_end(lambda: ended, lambda: len(missing), "episodes"):
-            asyncio.run(_play_all(missing, recorder, play, turns, limits, allowed, counted, around))
+            asyncio.run(
+                _play_all(missing, recorder, play, turns, limits, len(wanted), counted, around)
+            )
         write_metrics(recorder, [part.split for part in parts])
 
 
@@ -144,7 +145,7 @@ async def _play_all(
     play: Plays,
     turns: int | None,
     limits: Limits,
-    allowed: float,
+    wanted: int,
     watch: Watch,
     around: Callable[[], contextlib.AbstractAsyncContextManager[object]],
 ) -> None:
@@ -169,10 +170,11 @@ async def _play_all(
         watch(played)
         if trajectory.failure is not None:
             failed += 1
-            if failed > allowed:
+            # As a share: the product of 100 and 0.29 is below 29.
+            if failed / wanted > limits.max_failed:
                 raise TooManyFailedError(
                     f"{failed} episodes failed, more than --max-failed allows "
-                    f"({allowed:g}); the last one: {trajectory.failure}"
+                    f"({limits.max_failed * wanted:g}); the last one: {trajectory.failure}"
                 )
 
     async with around():
@@ -277,7 +279,7 @@ def _kept(folder: Path, earlier: Callable[[EpisodeRecord], None]) -> set[tuple[s
         partial = path.with_suffix(".partial")
         drop_torn_line(aside)
         with path.open("rb") as old, partial.open("wb") as kept, aside.open("ab") as end:
-            for number, line in enumerate(old):
+            for number, line in enumerate(filter(bytes.strip, old)):
                 (end if number in failed else kept).write(line)
         partial.replace(path)
     return keys

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gem.core import Env
-from gem.errors import ConfigurationError, UnreachableError
+from gem.errors import ConfigurationError, GemError, UnreachableError
 from gem.executors.host import EnvHost
 from gem.executors.recipe import Recipe
 from gem_serve.door import bounded
@@ -140,6 +140,7 @@ class Batch:
                 message = "a server adds no wrappers; add tools, or wrap the environment here"
                 raise Refusal(400, "VALIDATION_ERROR", message, ConfigurationError(message))
             self._hub.offer.check_parameters(params, tools)
+            _check_registered(recipe)
             self._hub.take(recipe["id"], self.client)
         except Refusal as refusal:
             return functools.partial(_raise, refusal.error), None
@@ -151,6 +152,24 @@ class Batch:
     def _released(self) -> None:
         self.open -= 1
         self._hub.released(self.client)
+
+
+def _check_registered(recipe: Mapping[str, Any]) -> None:
+    """Refuse an id that stands for something else at the client.
+
+    Raises:
+        Refusal: It does; the message names both.
+    """
+    try:
+        own = Recipe(recipe["id"]).to_dict()["registered"]
+    except GemError:
+        return  # not known here; or not by a name, so that no client can have it
+    if recipe.get("registered", own) != own:
+        message = (
+            f"{recipe['id']!r} is another environment on the server: {own}, and here "
+            f"{recipe['registered']}"
+        )
+        raise Refusal(409, "VALIDATION_ERROR", message, ConfigurationError(message))
 
 
 def _raise(error: Exception) -> Env:

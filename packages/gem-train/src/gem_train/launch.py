@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gem.errors import ConfigurationError, exit_status
 from gem.executors.named import VARIABLE
 from gem.json_lines import parse_as
 from gem.multi import ALL
+from gem.plugins import entry_point, installed
 from gem.tables import flatten
 from gem_train import pairs
 from gem_train.experiment.hardware import Hardware
@@ -194,10 +194,10 @@ def find_adapter(name: str) -> Adapter:
     Raises:
         ConfigurationError: No such adapter is installed here.
     """
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-    if name not in found:
-        raise ConfigurationError(unknown_trainer(name, found))
-    adapter: Adapter = found[name].load()
+    entry = entry_point(ENTRY_POINT_GROUP, name, "trainer")
+    if entry is None:
+        raise ConfigurationError(unknown_trainer(name, installed(ENTRY_POINT_GROUP)))
+    adapter: Adapter = entry.load()
     return adapter
 
 

@@ -11,11 +11,11 @@ import hashlib
 import os
 import tempfile
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.plugins import entry_point
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 
@@ -57,10 +57,11 @@ def of(
     """
     if not hardware.cpu:
         return gpu
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=f"cpu.{trainer}"):
-        made: Platform = entry.load()(spec, run_dir, hardware, **known)
-        return made
-    raise ConfigurationError("a run without a GPU needs gem-cpu: pip install gem-cpu")
+    entry = entry_point(ENTRY_POINT_GROUP, f"cpu.{trainer}", "platform")
+    if entry is None:
+        raise ConfigurationError("a run without a GPU needs gem-cpu: pip install gem-cpu")
+    made: Platform = entry.load()(spec, run_dir, hardware, **known)
+    return made
 
 
 def python_path(*folders: str | Path) -> dict[str, str]:

@@ -157,7 +157,7 @@ def _outcome(episode: Any, seat: str) -> tuple[float, bool, Info]:
     info |= {f"reward.{name}": r.value for name, r in trace.rewards.items() if r is not None}
     info |= {f"metric.{name}": m for name, m in trace.metrics.items() if m is not None}
     if "metric.success" in info:
-        info["success"] = bool(info["metric.success"])
+        info["success"] = info["metric.success"]
     return float(trace.reward), trace.stop_condition in _LIMITS, info
 
 

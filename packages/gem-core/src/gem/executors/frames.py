@@ -15,11 +15,11 @@ from typing import Any
 
 from gem import errors
 from gem.blame import CAUSES, cause_of
-from gem.contract import plain
+from gem.contract import is_scalar, plain
 from gem.core import ContentPart, Info, Observation, Step
 from gem.errors import ConfigurationError, GemError, MisuseError
 from gem.executors.held import EnvFailedError
-from gem.fingerprint import canonical
+from gem.fingerprint import ORIENTATION, canonical
 from gem.foreign import described, named
 
 MOST_BYTES = 64 * 2**20
@@ -128,7 +128,7 @@ def _kept(value: Any) -> Any:
         return {key: each for key, each in kept.items() if each is not _NOTHING}
     if isinstance(value, list | tuple):
         return [each for each in map(_kept, value) if each is not _NOTHING]
-    return value if value is None or isinstance(value, bool | int | float | str) else _NOTHING
+    return value if is_scalar(value) else _NOTHING
 
 
 _NOTHING = object()
@@ -163,8 +163,19 @@ def _image(image: Any) -> dict[str, Any]:
         raise ConfigurationError(
             f"an observation's image is a path, bytes or a PIL image, got {type(image).__name__}"
         )
-    pixels = base64.b64encode(image.tobytes()).decode()
-    return {"type": "image", "mode": image.mode, "size": list(image.size), "pixels": pixels}
+    sent = {"type": "image", "mode": image.mode, "size": list(image.size)}
+    sent["pixels"] = base64.b64encode(image.tobytes()).decode()
+    if hasattr(image, "getexif"):
+        # What the digest of an image has besides the pixels.
+        if (palette := image.getpalette(None)) is not None:
+            sent["palette"] = [image.palette.mode, palette]
+        if isinstance(clear := image.info.get("transparency"), bytes):
+            clear = {"bytes": base64.b64encode(clear).decode()}
+        if clear is not None:
+            sent["transparency"] = clear
+        if (turned := image.getexif().get(ORIENTATION)) is not None:
+            sent["orientation"] = turned
+    return sent
 
 
 def _decoded_image(part: dict[str, Any]) -> ContentPart:
@@ -175,7 +186,17 @@ def _decoded_image(part: dict[str, Any]) -> ContentPart:
     from PIL import Image
 
     pixels = base64.b64decode(part["pixels"])
-    return {"type": "image", "image": Image.frombytes(part["mode"], tuple(part["size"]), pixels)}
+    image = Image.frombytes(part["mode"], tuple(part["size"]), pixels)
+    if "palette" in part:
+        mode, palette = part["palette"]
+        image.putpalette(palette, mode)
+    if (clear := part.get("transparency")) is not None:
+        if isinstance(clear, dict):
+            clear = base64.b64decode(clear["bytes"])
+        image.info["transparency"] = tuple(clear) if isinstance(clear, list) else clear
+    if "orientation" in part:
+        image.getexif()[ORIENTATION] = part["orientation"]
+    return {"type": "image", "image": image}
 
 
 def encode_error(error: BaseException) -> list[Any]:

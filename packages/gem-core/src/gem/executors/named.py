@@ -5,11 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from importlib.metadata import entry_points
 
 from gem.errors import ConfigurationError
 from gem.executors.base import Executor
 from gem.parts import check_installed
+from gem.plugins import entry_point, installed
 
 NAMES = "thread, process[:workers], ray[:workers], remote:http://host:port"
 
@@ -64,7 +64,8 @@ def make_executor(name: str) -> Executor:
 
         return ProcessExecutor(int(argument) if colon else None)
     check_installed("executor", kind, ENTRY_POINT_GROUP)
-    [entry, *_] = entry_points(group=ENTRY_POINT_GROUP, name=kind)
+    entry = entry_point(ENTRY_POINT_GROUP, kind, "executor")
+    assert entry is not None
     made = entry.load()(argument if colon else None)
     if not isinstance(made, Executor):
         raise ConfigurationError(f"executor {kind!r} = {entry.value} makes no Executor: {made!r}")
@@ -84,9 +85,9 @@ def check_name(name: str) -> None:
         "ray": not colon or _positive(argument),
         "remote": argument.startswith(("http://", "https://")),
     }
-    if not known.get(kind, bool(entry_points(group=ENTRY_POINT_GROUP, name=kind))):
-        others = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} - known.keys()
-        listed = ", ".join([NAMES, *sorted(others)])
+    there = installed(ENTRY_POINT_GROUP)
+    if not known.get(kind, kind in there):
+        listed = ", ".join([NAMES, *(name for name in there if name not in known)])
         raise ConfigurationError(f"unknown executor {name!r}; known: {listed}")
 
 
