@@ -142,7 +142,7 @@ def _suite(text: str) -> list[str]:
 
 
 def _name(tasks: TaskSet) -> str:
-    """Return the URI without scheme, number and seed."""
-    env_id, _, query = tasks.uri.removeprefix(URI_SCHEME).partition("?")
+    """Return the id, and parameters as a URI has them."""
+    query = tasks.uri.rpartition("?")[2]
     params = [each for each in query.split("&") if not each.startswith(("n=", "seed="))]
-    return f"{env_id}?{'&'.join(params)}" if params else env_id
+    return f"{tasks.env_id}?{'&'.join(params)}" if params else tasks.env_id
