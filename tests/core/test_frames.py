@@ -12,20 +12,16 @@ from gem.executors.frames import decode_observation, encode_info, encode_observa
 from gem.fingerprint import ORIENTATION, canonical
 
 
-def palette() -> Any:
-    from PIL import Image
-
-    image = Image.new("P", (2, 1))
-    image.putpalette([9, 8, 7, 200, 100, 50])
-    image.putpixel((1, 0), 1)
-    return image
-
-
+@pytest.mark.parametrize("palette", [[9, 8, 7, 200, 100, 50], []], ids=str)
 @pytest.mark.parametrize("transparency", [None, 1, b"\xff\x00"], ids=str)
 @pytest.mark.parametrize("orientation", [None, 6])
-def test_a_picture_in_memory_arrives_as_it_looked(transparency: Any, orientation: Any) -> None:
-    pytest.importorskip("PIL")
-    image = palette()
+def test_a_picture_in_memory_arrives_as_it_looked(
+    palette: list[int], transparency: Any, orientation: Any
+) -> None:
+    image = pytest.importorskip("PIL.Image").new("P", (2, 1))
+    if palette:
+        image.putpalette(palette)
+    image.putpixel((1, 0), 1)
     if transparency is not None:
         image.info["transparency"] = transparency
     if orientation is not None:

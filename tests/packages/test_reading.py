@@ -22,7 +22,6 @@ OWN = {
     "gem/envs/reasoning_gym_child.py": "keys that the parent process makes",
     "gem/executors/frames.py": "frames; refused with the connection that sent them",
     "gem/executors/pool.py": "frames of the executor's workers",
-    "gem/executors/recipe.py": "what it has just written",
     "gem_sandbox/grading/code.py": "what it has just written",
     "gem_train/packed.py": "text with a checksum",
     "gem/rollout/prompting.py": "what it has just written",

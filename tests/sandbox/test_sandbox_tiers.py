@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import ClassVar
 
 import pytest
@@ -82,9 +82,10 @@ class Far(Runner):
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Packages that provide runners: a right one, wrong ones, and one with a built-in name."""
     values = {"far": "Far", "wrong": "Result", "gone": "Nothing", "bwrap": "Far"}
-    points = EntryPoints(
+    added = [
         EntryPoint(name, f"{__name__}:{value}", "gem.runners") for name, value in values.items()
-    )
+    ]
+    points = EntryPoints([*entry_points(group="gem.commands"), *added])
     monkeypatch.setattr("gem.plugins.entry_points", points.select)
     sandbox._installed.cache_clear()
     yield

@@ -112,16 +112,15 @@ def _image_digest(part: Mapping[str, Any]) -> str:
         image = Path(image).read_bytes()
     elif hasattr(image, "tobytes"):
         # An image in memory: hash also what the pixel bytes do not contain and readers look at.
-        pixels = image.tobytes()
-        look = f"{getattr(image, 'mode', '')}{getattr(image, 'size', '')}"
+        seen = f"{getattr(image, 'mode', '')}{getattr(image, 'size', '')}".encode()
+        seen += image.tobytes()
         if hasattr(image, "getexif"):
-            others = (
-                image.getpalette(None),
-                image.info.get("transparency"),
-                image.getexif().get(ORIENTATION),
-            )
-            look += f"{others}" if any(each is not None for each in others) else ""
-        image = look.encode() + pixels
+            # Not the palette itself: of colours that no pixel has, files keep more or fewer.
+            if image.mode in ("P", "PA") or "transparency" in image.info:
+                seen += image.convert("RGBA").tobytes()
+            if (turned := image.getexif().get(ORIENTATION)) is not None:
+                seen += f"{ORIENTATION}={turned}".encode()
+        image = seen
     if not isinstance(image, bytes | bytearray):
         raise ConfigurationError(
             f"an observation's image is a path, bytes or a PIL image, got {type(image).__name__}"
