@@ -134,7 +134,7 @@ def test_full_precision_is_not_claimed_on_a_gpu(
         ({"clip_high": 0.5}, "regular", (0.125, 0.5)),
         ({"dual_clip": 2.5}, "dual_clip", (0.125, 0.125)),
         ({"ratio": "sequence"}, "gspo", (0.125, 0.125)),
-        ({"loss": "cispo", "clip_high": 0.5}, "cispo", (1.0, 0.5)),
+        ({"loss": "cispo", "clip": 0.2, "clip_high": 0.5}, "cispo", (1.0, 0.5)),
     ],
 )
 def test_the_loss_is_skyrls(

@@ -228,7 +228,7 @@ def test_verls_corrections_are_the_references(asked: dict[str, Any], compose: An
     assert (found is None) == (not how.weighs)
     if found is not None:
         weights = importance_weights(old, sampler, how, row_sum) * mask
-        torch.testing.assert_close(found.batch["rollout_is_weights"], weights)
+        torch.testing.assert_close(found.batch["rollout_is_weights"] * stays, weights)
 
 
 def test_verls_weights_are_truncated_ratios_of_each_token(compose: Any) -> None:
