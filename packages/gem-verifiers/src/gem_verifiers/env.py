@@ -157,7 +157,9 @@ def _outcome(episode: Any, seat: str) -> tuple[float, bool, Info]:
     info |= {f"reward.{name}": r.value for name, r in trace.rewards.items() if r is not None}
     info |= {f"metric.{name}": m for name, m in trace.metrics.items() if m is not None}
     if "metric.success" in info:
-        info["success"] = info["metric.success"]
+        # A share is no success, nor its opposite: the contract refuses it.
+        success = info["metric.success"]
+        info["success"] = bool(success) if success in (0, 1) else success
     return float(trace.reward), trace.stop_condition in _LIMITS, info
 
 
