@@ -18,6 +18,8 @@ INSTALL = "pip install 'gem-core[docker]'"
 _LOOK_S = 0.25
 # Most own time between two looks.
 _MOST_S = 2.0
+# Most bytes of the engine's log for a byte that is printed: an empty line is an entry of 70.
+_LOGGED = 80
 # Stdin is the program's length in digits, a line break, the program, and the program's own stdin.
 # The process then becomes an interpreter that runs a file and reads a file, as on judges.
 _START = """import os, sys
@@ -146,9 +148,10 @@ class DockerRunner(Runner):
             mem_limit=f"{limits.memory_mb}m",
             memswap_limit=f"{limits.memory_mb}m",
             pids_limit=limits.processes,
+            # Two files: the older one holds more than is kept, so that a flood is noticed.
             log_config={
                 "Type": "json-file",
-                "Config": {"max-size": f"{2 * limits.output_bytes + 4096}"},
+                "Config": {"max-size": f"{2 * limits.output_bytes * _LOGGED}", "max-file": "2"},
             },
             ulimits=[{"Name": "stack", "Soft": -1, "Hard": -1}],
             environment=_ENVIRONMENT,
