@@ -38,7 +38,7 @@ def test_environments_have_the_same_weight_whatever_their_number_of_runs() -> No
 
 
 def test_where_an_environment_has_a_single_run_there_is_no_interval() -> None:
-    """Nothing says how its runs differ; that of the others alone would be too narrow."""
+    """Nothing shows how its runs differ, and an interval without that is too narrow."""
     for found in (
         mean([[0.2], [0.7]]),
         mean([[0.2, 0.4, 0.3], [0.7]]),

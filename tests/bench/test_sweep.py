@@ -258,7 +258,7 @@ def test_a_forked_run_of_the_reference_is_the_run_that_is_started_anew(
 def test_a_signal_right_after_the_fork_is_not_lost(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Until the forked process has handlers of its own it has those of the sweep."""
+    """A forked process begins with the sweep's handlers, which do not end it."""
     leave = os.setsid
     monkeypatch.setattr(os, "setsid", lambda: (time.sleep(1), leave()))
     with (tmp_path / "log").open("wb") as log, signals_collected() as received:

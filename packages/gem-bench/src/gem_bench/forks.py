@@ -53,7 +53,8 @@ class Forked:
         sys.stderr.flush()
         body = (function, argv, log.fileno(), env)
         self._process = multiprocessing.get_context("fork").Process(target=_body, args=body)
-        # Until it has handlers of its own it has those of this process, which may do nothing.
+        # A new process begins with the signal handlers of this one, which may do nothing. A signal
+        # that comes before it sets its own must wait.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             self._process.start()

@@ -1,7 +1,8 @@
 """Checks what environments return from `reset` and `step`; decides whether an episode succeeded.
 
 The drivers of `gem.rollout` and vector environments call it after every call to an environment.
-What the checks return is a copy, but for images: an environment may use its lists and dicts again.
+The checks return copies, so that an environment may use its lists and dicts again. Images are not
+copied.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It is the sampler of the reference trainer. A turn is sampled for all open episodes together, as
 soon as all of them ask, one round after the other; every turn of every episode has random numbers
-of its own, so that what is sampled does not depend on which of them are open, but for rounding.
+of its own, so that what is sampled depends on the other open episodes by rounding only.
 """
 
 from __future__ import annotations
